@@ -1,0 +1,1 @@
+"""headrace: the path of a call, the fleet, and what plugins may use."""

@@ -1,0 +1,1 @@
+"""The workers that headrace can reach, and what it knows of them."""

@@ -1,0 +1,162 @@
+"""One generate request on its way through headrace."""
+
+import time
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+TokenId = Annotated[int, Meta(ge=0, lt=2**32)]
+UInt32 = Annotated[int, Meta(ge=0, lt=2**32)]
+#: A number of candidates per token; −1 is the whole vocabulary.
+Candidates = Annotated[int, Meta(ge=-1, lt=2**32)]
+
+
+class StructuredOutputs(Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """What the output has to look like; exactly one of the first six (vLLM 0.33: refuses two)."""
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | dict[str, Any] | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    whitespace_pattern: str | None = None
+
+
+class SamplingParams(Struct, omit_defaults=True):
+    """`sampling_params` of vLLM 0.33's generate route: every key that one of its servers knows.
+
+    `None` means that the client did not say. Ranges are the worker's to check; here stand only the types, and the bounds of what a
+    wire can carry at all.
+    """
+
+    n: Annotated[int, Meta(ge=1, le=4096)] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Annotated[int, Meta(ge=-1, lt=2**32)] | None = None
+    min_p: float | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), lt=2**63)] | None = None
+    max_tokens: Annotated[int, Meta(ge=1, lt=2**32)] | None = None
+    min_tokens: UInt32 | None = None
+    ignore_eos: bool | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    include_stop_str_in_output: bool | None = None
+    thinking_token_budget: Annotated[int, Meta(ge=-(2**63), lt=2**63)] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    repetition_detection: dict[str, Any] | None = None
+    logit_bias: dict[TokenId, float] | None = None
+    allowed_token_ids: list[TokenId] | None = None
+    bad_words: list[str] | None = None
+    bad_words_token_ids: list[list[TokenId]] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    logprobs: Candidates | None = None
+    prompt_logprobs: Candidates | None = None
+    logprob_token_ids: list[TokenId] | None = None
+    prompt_logprob_token_ids: list[list[TokenId]] | None = None
+    prompt_logprob_start: int | None = None
+    skip_reading_prefix_cache: bool | None = None
+    routed_experts_prompt_start: UInt32 | None = None
+    trace_decode_token_ids: list[TokenId] | None = None
+    stream_interval: UInt32 | None = None
+    watermarking: bool | None = None
+    vllm_xargs: dict[str, Any] | None = None
+    extra_args: dict[str, Any] | None = None
+    # These shape text, and this route answers in tokens.
+    detokenize: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+
+
+class StreamOptions(Struct, forbid_unknown_fields=True):
+    """When a stream carries `usage`: in one more chunk at the end, or in every chunk."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class ReasoningParserKwargs(Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """What the reasoning parser is told about the chat template."""
+
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class Identity(Struct, frozen=True):
+    """What makes two calls share KV blocks: calls with different identities never do.
+
+    `namespace` is the salt, `adapter` the LoRA adapter's name, `media` one content-bound identifier per item.
+    """
+
+    namespace: str = ""
+    adapter: str = ""
+    media: tuple[str, ...] = ()
+
+
+class Call(Struct, kw_only=True):
+    """A generate call. Plugins edit it in `receive_call` and `identify_call`; later hooks only read it.
+
+    `unclaimed` and `unclaimed_sampling` hold the keys of the body and of its `sampling_params` that the core does not know. A plugin
+    that honours one pops it; what is left after `receive_call` is refused with a 400, because nothing is silently dropped.
+    """
+
+    id: str
+    token_ids: list[int]
+    sampling: SamplingParams
+    #: The model's name as the client wrote it; empty when it did not say.
+    model: str = ""
+    stream: bool = False
+    stream_options: StreamOptions = field(default_factory=StreamOptions)
+    #: Keeps KV caches apart; empty for none. vLLM 0.33: at most 128 characters, none of `@ / \\ NUL`.
+    cache_salt: str = ""
+    #: Lower is more urgent.
+    priority: int = 0
+    session_id: str = ""
+    adapter: str = ""
+    data_parallel_rank: int | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+    ec_transfer_params: dict[str, Any] | None = None
+    return_token_ids: bool = False
+    reasoning_ended: bool | None = None
+    reasoning_parser_kwargs: ReasoningParserKwargs | None = None
+    #: Request headers, names in lower case.
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    unclaimed: dict[str, msgspec.Raw] = field(default_factory=dict[str, msgspec.Raw])
+    unclaimed_sampling: dict[str, Any] = field(default_factory=dict[str, Any])
+    identity: Identity = Identity()
+    #: Names of what the call needs from a wire beyond the plain fields; see `core.wire.needs`.
+    needs: set[str] = field(default_factory=set[str])
+    #: Response headers that plugins add.
+    reply_headers: dict[str, str] = field(default_factory=dict[str, str])
+    #: Unix time of arrival, in seconds, and the monotonic clock's reading of the same moment.
+    created: float = field(default_factory=time.time)
+    started: float = field(default_factory=time.perf_counter)
+
+
+class Outcome(Struct, kw_only=True):
+    """How a call ended: what `call_settled` is told.
+
+    `ok` finished (also by an abort on the worker), `refused` with a 4xx, `failed` with a 5xx, `client-gone`, `cancelled` by headrace
+    itself (shutdown).
+    """
+
+    kind: Literal["ok", "refused", "failed", "client-gone", "cancelled"]
+    status: int
+    error: str = ""
+    worker: str = ""
+    wire: str = ""
+    #: Why this worker was chosen.
+    route: str = ""
+    #: How many workers were tried.
+    attempts: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    #: From arrival to the first output, and to the end; `None` when there was no output.
+    first_output_seconds: float | None = None
+    seconds: float = 0.0
