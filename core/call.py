@@ -39,14 +39,14 @@ class SamplingParams(Struct, omit_defaults=True):
     top_p: float | None = None
     top_k: Annotated[int, Meta(ge=-1, lt=2**32)] | None = None
     min_p: float | None = None
-    seed: Annotated[int, Meta(ge=-(2**63), lt=2**63)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     max_tokens: Annotated[int, Meta(ge=1, lt=2**32)] | None = None
     min_tokens: UInt32 | None = None
     ignore_eos: bool | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[TokenId] | None = None
     include_stop_str_in_output: bool | None = None
-    thinking_token_budget: Annotated[int, Meta(ge=-(2**63), lt=2**63)] | None = None
+    thinking_token_budget: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
@@ -72,6 +72,30 @@ class SamplingParams(Struct, omit_defaults=True):
     detokenize: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the reply carries logprobs of the output."""
+        return self.logprobs is not None or self.logprob_token_ids is not None
+
+
+#: Top-level keys of the body that the core knows.
+BODY_KEYS = (
+    "cache_salt",
+    "ec_transfer_params",
+    "kv_transfer_params",
+    "model",
+    "output_mode",
+    "priority",
+    "reasoning_ended",
+    "reasoning_parser_kwargs",
+    "request_id",
+    "return_token_ids",
+    "sampling_params",
+    "stream",
+    "stream_options",
+    "token_ids",
+)
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
@@ -156,7 +180,8 @@ class Outcome(Struct, kw_only=True):
     attempts: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
-    cached_tokens: int = 0
+    #: `None` when the worker's wire doesn't tell.
+    cached_tokens: int | None = None
     #: From arrival to the first output, and to the end; `None` when there was no output.
     first_output_seconds: float | None = None
     seconds: float = 0.0

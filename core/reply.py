@@ -7,22 +7,22 @@ from msgspec import Struct, field
 FinishReason = Literal["stop", "length", "abort", "repetition", "error"]
 
 
-class TopLogprob(Struct):
-    """A candidate for one position. `rank` is 1-based in the vocabulary, `None` when unknown."""
+class TopLogprob(Struct, gc=False):
+    """A candidate for one position. `rank` is 1-based in the vocabulary, `None` when unknown; `token` is `token_id:<id>`."""
 
     token_id: int
-    token: str
     logprob: float
     rank: int | None = None
+    token: str = ""
 
 
-class TokenLogprob(Struct):
+class TokenLogprob(Struct, gc=False):
     """The sampled token of one position and the candidates that were asked for (the sampled one first, then by rank)."""
 
     token_id: int
-    token: str
     logprob: float
     rank: int | None = None
+    token: str = ""
     top_logprobs: list[TopLogprob] = field(default_factory=list[TopLogprob])
 
 
@@ -36,8 +36,8 @@ class PromptLogprob(Struct):
     """One token's logprob at a prompt position."""
 
     logprob: float
-    rank: int | None
-    decoded_token: str
+    rank: int | None = None
+    decoded_token: str | None = None
 
 
 #: Per prompt position: token id → logprob, the prompt's own token first. The first position has none.
@@ -64,7 +64,8 @@ class Usage(Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
+    #: `None` when the worker's wire doesn't tell.
+    prompt_tokens_details: PromptTokensDetails | None = None
 
 
 class Choice(Struct, kw_only=True):

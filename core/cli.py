@@ -1,0 +1,72 @@
+"""The command line: `headrace serve`, `headrace plugins`."""
+
+import json
+import sys
+from functools import partial
+
+import click
+
+from core.app import open_configured
+from core.registry import load_plugins
+from core.serving.server import ServeOptions
+from core.serving.server import serve as run_server
+from core.settings import Settings, SettingsError, load_settings
+
+_CONFIG = click.option(
+    "--config", type=click.Path(dir_okay=False), help="headrace.toml; default: $HEADRACE_CONFIG, then the file in this folder."
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(package_name="headrace")
+def main() -> None:
+    """A proxy between reinforcement-learning trainers and a fleet of vLLM workers."""
+
+
+@main.command()
+@_CONFIG
+@click.option("--host", help="Where to listen; default: [server] host.")
+@click.option("--port", type=click.IntRange(0, 65535), help="0 takes a free port; default: [server] port.")
+def serve(config: str | None, host: str | None, port: int | None) -> None:
+    """Serve the fleet that the settings describe; a stand-in worker when they describe none.
+
+    The first SIGTERM or SIGINT lets calls in flight finish, for [server] shutdown_timeout seconds; the second ends them.
+    """
+    settings = _settings(config)
+    options = ServeOptions(
+        host=settings.server.host if host is None else host,
+        port=settings.server.port if port is None else port,
+        shutdown_timeout=settings.server.shutdown_timeout,
+        stall_timeout=settings.server.stall_timeout,
+    )
+    sys.exit(run_server(partial(open_configured, settings), options))
+
+
+@main.command()
+@_CONFIG
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def plugins(config: str | None, as_json: bool) -> None:
+    """List the plugins that are loaded: from which distribution, with their hooks; then each hook's plugins in call order."""
+    try:
+        described = load_plugins(_settings(config)).describe()
+    except SettingsError as error:
+        raise click.ClickException(str(error)) from error
+    if as_json:
+        click.echo(json.dumps(described, indent=2))
+        return
+    for plugin in described["plugins"]:
+        click.echo(f"{plugin['name']:<20} {plugin['distribution']} {plugin['version']:<12} {', '.join(plugin['hooks'])}")
+    click.echo()
+    for hook, order in described["hooks"].items():
+        click.echo(f"{hook:<20} {' → '.join(order)}")
+
+
+def _settings(config: str | None) -> Settings:
+    try:
+        return load_settings(config)
+    except SettingsError as error:
+        raise click.ClickException(str(error)) from error
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""The two ways to a worker, opened together: its gRPC channel and its HTTP client."""
+
+import os
+import ssl
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import httpx
+
+from core.fleet.probe import GrpcProbe, HttpProbe, ProbeFailed
+from core.settings import TLSSettings, WorkerSettings, split_address
+from core.wire.grpc import Channel, TLSFiles, open_channel
+from core.wire.grpc_lane import GrpcLane
+from core.wire.http_lane import HttpLane
+from core.wire.lane import Lane
+
+#: vLLM's HTTP server closes a connection that was idle for 5 s; ours are given up before, so that no call meets one that closes.
+_IDLE_SECONDS = 4.0
+_CONNECT_SECONDS = 10.0
+
+
+class Connection:
+    """A worker's channel and client; at least one of them is there."""
+
+    def __init__(self, channel: Channel | None, client: httpx.AsyncClient | None) -> None:
+        self._channel = channel
+        self._http = HttpProbe(client) if client else None
+        self._client = client
+        self.probe: GrpcProbe | HttpProbe
+        if channel:
+            self.probe = GrpcProbe(channel)
+        else:
+            assert self._http
+            self.probe = self._http
+
+    async def lanes(self, max_model_len: int) -> tuple[Lane, ...]:
+        """What calls can go over, gRPC first. The HTTP lane is there when the server offers the generate route.
+
+        Raises: `ProbeFailed` when there is none at all.
+        """
+        lanes: list[Lane] = []
+        if self._channel:
+            lanes.append(GrpcLane(self._channel, max_model_len=max_model_len))
+        if self._client and (can := await self._http_can()) is not None:
+            lanes.append(HttpLane(self._client, can=can, max_model_len=max_model_len))
+        if not lanes:
+            raise ProbeFailed("its HTTP server doesn't offer /inference/v1/generate: start it with --enable-scale-out", certain=True)
+        return tuple(lanes)
+
+    async def _http_can(self) -> frozenset[str] | None:
+        assert self._http
+        try:
+            return await self._http.generate_can()
+        except ProbeFailed:
+            if self._channel:
+                return None
+            raise
+
+
+@asynccontextmanager
+async def connect(settings: WorkerSettings) -> AsyncGenerator[Connection, None]:
+    """Open what the settings name. Nothing is sent yet; leaving it closes every connection and ends the calls on them."""
+    async with AsyncExitStack() as stack:
+        channel = client = None
+        if settings.grpc:
+            host, port = split_address(settings.grpc)
+            channel = await stack.enter_async_context(open_channel(host, port, tls=_tls_files(settings.tls)))
+        if settings.http:
+            client = await stack.enter_async_context(_client(settings, settings.http))
+        yield Connection(channel, client)
+
+
+def _client(settings: WorkerSettings, url: str) -> httpx.AsyncClient:
+    headers: dict[str, str] = {}
+    if settings.api_key_env:
+        headers["authorization"] = f"Bearer {os.environ.get(settings.api_key_env, '')}"
+    return httpx.AsyncClient(
+        base_url=url,
+        headers=headers,
+        verify=_ssl_context(settings.tls),
+        # A rollout may take hours; who gives up is the client.
+        timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS),
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=_IDLE_SECONDS),
+        # Workers are inside: a proxy from the environment must not come between.
+        trust_env=False,
+    )
+
+
+def _tls_files(tls: TLSSettings | None) -> TLSFiles | None:
+    return TLSFiles(ca=tls.ca, cert=tls.cert, key=tls.key, server_name=tls.server_name) if tls else None
+
+
+def _ssl_context(tls: TLSSettings | None) -> ssl.SSLContext | bool:
+    if tls is None:
+        return True
+    context = ssl.create_default_context(cafile=tls.ca)
+    if tls.cert:
+        context.load_cert_chain(tls.cert, tls.key)
+    return context

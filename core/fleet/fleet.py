@@ -1,0 +1,104 @@
+"""All workers: joining when they are ready, leaving when they are not."""
+
+import time
+from collections.abc import Callable, Iterable
+
+import structlog
+import trio
+
+from core.fleet.connection import Connection, connect
+from core.fleet.gate import Gate
+from core.fleet.probe import ProbeFailed
+from core.fleet.worker import State, Worker
+from core.settings import GateSettings, ProbeSettings, WorkerSettings
+
+log = structlog.stdlib.get_logger()
+
+#: States of a worker that isn't there, for any purpose.
+_ABSENT = frozenset({"starting", "gone"})
+
+
+class Fleet:
+    """The workers by id.
+
+    `joined` is told of a worker before it can get its first call, `left` after it can get no more; the two alternate.
+    """
+
+    def __init__(
+        self, probe: ProbeSettings, gate: GateSettings, *, joined: Callable[[Worker], None], left: Callable[[Worker], None]
+    ) -> None:
+        self._probe = probe
+        self._joined = joined
+        self._left = left
+        self.workers: dict[str, Worker] = {}
+        #: The workers that take calls, in the order in which they were added.
+        self.ready: tuple[Worker, ...] = ()
+        self.gate = Gate(gate)
+
+    async def run(self, workers: Iterable[WorkerSettings]) -> None:
+        """Serve these workers until cancelled."""
+        async with trio.open_nursery() as nursery:
+            for settings in workers:
+                nursery.start_soon(self.serve, settings)
+
+    async def serve(self, settings: WorkerSettings) -> None:
+        """Keep one worker in the fleet for as long as this runs: connect, probe, let it join and leave.
+
+        Cancellation is how it ends: the worker leaves the fleet and its connections are closed.
+        Raises: `ValueError` when a worker of that id is there already.
+        """
+        worker = Worker(settings)
+        if worker.id in self.workers:
+            raise ValueError(f"worker {worker.id!r} is in the fleet already")
+        self.workers[worker.id] = worker
+        try:
+            async with connect(settings) as connection:
+                await self._watch(worker, connection)
+        finally:
+            self._set(worker, "gone", "taken out of the fleet")
+            del self.workers[worker.id]
+
+    async def _watch(self, worker: Worker, connection: Connection) -> None:
+        failures = 0
+        while True:
+            failure = await self._probe_once(worker, connection)
+            failures = failures + 1 if failure else 0
+            if failure and (failure.certain or failures >= self._probe.failures or worker.state in _ABSENT):
+                self._set(worker, "starting" if worker.info is None else "gone", str(failure))
+            with trio.move_on_after(self._probe.interval):
+                await worker.suspected()
+
+    async def _probe_once(self, worker: Worker, connection: Connection) -> ProbeFailed | None:
+        try:
+            with trio.fail_after(self._probe.timeout):
+                await self._look(worker, connection)
+        except ProbeFailed as failure:
+            return failure
+        except trio.TooSlowError:
+            return ProbeFailed(f"no answer to a probe within {self._probe.timeout:g} s", certain=False)
+        return None
+
+    async def _look(self, worker: Worker, connection: Connection) -> None:
+        if worker.state in _ABSENT:
+            # What listens there now may be another process than before.
+            worker.info = await connection.probe.introduce()
+            worker.introduced_at = time.time()
+            worker.lanes = await connection.lanes(worker.info.max_model_len)
+        report = await connection.probe.check()
+        worker.policy_version = report.policy_version
+        if report.paused:
+            self._set(worker, "paused", "its engine is paused")
+        else:
+            self._set(worker, "ready", "")
+
+    def _set(self, worker: Worker, state: State, reason: str) -> None:
+        before, worker.state, worker.reason = worker.state, state, reason
+        if before == state:
+            return
+        log.info("worker.state", worker=worker.id, state=state, before=before, reason=reason)
+        if before in _ABSENT and state not in _ABSENT:
+            self._joined(worker)
+        self.ready = tuple(w for w in self.workers.values() if w.state == "ready")
+        if state in _ABSENT and before not in _ABSENT:
+            self._left(worker)
+        self.gate.notify()

@@ -1,0 +1,168 @@
+"""Asking a worker how it is: who it is when it joins, and whether it is healthy, paused, and on which policy version, ever after."""
+
+from http import HTTPStatus
+from typing import Any
+
+import httpx
+import msgspec
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
+from msgspec import Struct
+
+from core.fleet.worker import WorkerInfo
+from core.wire.generated.grpc.health.v1 import HealthCheckRequest, HealthCheckResponseServingStatus, HealthStub
+from core.wire.generated.vllm import (
+    ControlStub,
+    GetModelInfoRequest,
+    GetServerInfoRequest,
+    GetWeightVersionRequest,
+    IsPausedRequest,
+    ParallelismInfo,
+    RlCapabilities,
+)
+from core.wire.grpc import Channel, ConnectionLost
+from core.wire.http_lane import PATH
+from core.wire.needs import PYTHON_HTTP_CAN, RUST_HTTP_CAN
+
+
+class ProbeFailed(Exception):
+    """The worker isn't healthy, as far as one probe can tell. `certain`: it said so itself, or nobody listens there."""
+
+    def __init__(self, reason: str, *, certain: bool) -> None:
+        super().__init__(reason)
+        self.certain = certain
+
+
+class Report(Struct, frozen=True):
+    """What changes over a worker's life. `None` for the version: it doesn't tell."""
+
+    paused: bool
+    policy_version: str | None
+
+
+class GrpcProbe:
+    """Probes over the channel that the calls use. Every method raises `ProbeFailed`."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._health = HealthStub(channel)  # pyright: ignore[reportArgumentType] - the trio channel has grpclib's interface
+        self._control = ControlStub(channel)  # pyright: ignore[reportArgumentType]
+
+    async def introduce(self) -> WorkerInfo:
+        """Who the worker is."""
+        try:
+            server = await self._control.get_server_info(GetServerInfoRequest())
+            model = await self._control.get_model_info(GetModelInfoRequest())
+        except GRPCError as error:
+            raise _failed(error) from error
+        parallelism = server.parallelism or ParallelismInfo()
+        rl = server.rl_capabilities or RlCapabilities()
+        # An older server tells no local size and owns the whole group.
+        local = parallelism.data_parallel_size_local or max(parallelism.data_parallel_size, 1)
+        return WorkerInfo(
+            models=(model.served_model_name, *model.served_model_aliases),
+            model_id=model.model_id,
+            max_model_len=server.max_model_len,
+            engine_version=server.engine_version,
+            instance_id=server.instance_id,
+            world_size=max(parallelism.world_size, 1),
+            ranks=tuple(range(parallelism.data_parallel_rank, parallelism.data_parallel_rank + local)),
+            data_parallel_size=max(parallelism.data_parallel_size, 1),
+            kv_block_size=server.kv_block_size,
+            total_kv_blocks=server.total_kv_blocks,
+            max_running_requests=server.max_running_requests,
+            supports_lora=model.supports_lora,
+            supports_multimodal=model.supports_multimodal,
+            supports_sleep=rl.sleep_mode_enabled,
+            weight_transfer_backend=rl.weight_transfer_backend if rl.weight_transfer_enabled else "",
+        )
+
+    async def check(self) -> Report:
+        """How the worker is.
+
+        The health service alone isn't enough: it goes on saying SERVING when an engine that the server didn't start was killed. The
+        other two are answered by the engine itself.
+        """
+        try:
+            health = await self._health.check(HealthCheckRequest())
+            if health.status != HealthCheckResponseServingStatus.SERVING:
+                raise ProbeFailed("the worker says that it is not serving", certain=True)
+            paused = await self._control.is_paused(IsPausedRequest())
+            version = await self._control.get_weight_version(GetWeightVersionRequest())
+        except GRPCError as error:
+            raise _failed(error) from error
+        return Report(paused.paused, version.weight_version)
+
+
+class HttpProbe:
+    """Probes over a worker's HTTP server, for workers without gRPC. Every method raises `ProbeFailed`."""
+
+    def __init__(self, client: httpx.AsyncClient) -> None:
+        self._client = client
+
+    async def introduce(self) -> WorkerInfo:
+        """Who the worker is, as far as its HTTP server tells."""
+        cards = msgspec.convert((await self._get("/v1/models")).get("data", []), list[_ModelCard])
+        own = [card for card in cards if card.parent is None and card.max_model_len]
+        if not own:
+            raise ProbeFailed("/v1/models lists no model with a max_model_len", certain=False)
+        return WorkerInfo(
+            models=tuple(card.id for card in own),
+            model_id=own[0].root or own[0].id,
+            max_model_len=own[0].max_model_len or 0,
+            engine_version=(await self._get("/version")).get("version", ""),
+            # A development route: absent from a server that trains nothing.
+            world_size=(await self._get("/get_world_size", optional=True)).get("world_size", 1),
+        )
+
+    async def check(self) -> Report:
+        """How the worker is. Pause and version are development routes; without them it counts as running."""
+        response = await self._send("/health")
+        if response.status_code not in (HTTPStatus.OK, HTTPStatus.NOT_FOUND):
+            raise ProbeFailed(f"/health answers {response.status_code}", certain=response.status_code == HTTPStatus.SERVICE_UNAVAILABLE)
+        paused = await self._get("/is_paused", optional=True)
+        version = await self._get("/weight_info", optional=True)
+        return Report(paused.get("is_paused", False), version.get("weight_version"))
+
+    async def generate_can(self) -> frozenset[str] | None:
+        """The needs that the generate route serves; `None` when the server doesn't offer it (it takes `--enable-scale-out`)."""
+        try:
+            # An empty prompt is refused where the route is open, before an engine hears of it.
+            response = await self._client.post(PATH, json={"token_ids": [], "sampling_params": {}})
+        except httpx.HTTPError as error:
+            raise _unreachable(error) from error
+        if response.status_code not in (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY):
+            return None
+        return RUST_HTTP_CAN if "rust_frontend_version" in await self._get("/version") else PYTHON_HTTP_CAN
+
+    async def _get(self, path: str, *, optional: bool = False) -> dict[str, Any]:
+        response = await self._send(path)
+        if response.status_code != HTTPStatus.OK:
+            if optional:
+                return {}
+            raise ProbeFailed(f"{path} answers {response.status_code}", certain=False)
+        try:
+            return msgspec.json.decode(response.content, type=dict[str, Any])
+        except msgspec.MsgspecError as error:
+            raise ProbeFailed(f"{path} answers what can't be read: {error}", certain=False) from error
+
+    async def _send(self, path: str) -> httpx.Response:
+        try:
+            return await self._client.get(path)
+        except httpx.HTTPError as error:
+            raise _unreachable(error) from error
+
+
+class _ModelCard(Struct):
+    id: str
+    root: str | None = None
+    parent: str | None = None
+    max_model_len: int | None = None
+
+
+def _failed(error: GRPCError) -> ProbeFailed:
+    certain = isinstance(error, ConnectionLost) or error.status is Status.INTERNAL
+    return ProbeFailed(error.message or error.status.name, certain=certain)
+
+
+def _unreachable(error: httpx.HTTPError) -> ProbeFailed:
+    return ProbeFailed(str(error) or type(error).__name__, certain=isinstance(error, httpx.ConnectError))

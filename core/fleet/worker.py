@@ -1,0 +1,133 @@
+"""One vLLM server that headrace can reach, as everybody else sees it."""
+
+from collections.abc import Generator, Mapping, Set
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import trio
+from msgspec import Struct
+
+from core.settings import WorkerSettings
+from core.wire.lane import Lane
+
+#: `starting` was never ready · `ready` takes calls · `paused` its engine is · `updating` its weights are being replaced ·
+#: `quarantined` it failed an update · `draining` finishes what it has · `gone` can't be reached, or is not healthy.
+State = Literal["starting", "ready", "paused", "updating", "quarantined", "draining", "gone"]
+
+
+class WorkerInfo(Struct, frozen=True, kw_only=True):
+    """What a worker says of itself once; lengths and sizes are in tokens unless they say otherwise."""
+
+    #: The names under which it serves its model; the first is the main one.
+    models: tuple[str, ...]
+    #: Path or hub name of the model.
+    model_id: str
+    max_model_len: int
+    engine_version: str = ""
+    instance_id: str = ""
+    #: Ranks of one replica: tensor × pipeline parallel.
+    world_size: int = 1
+    #: The data-parallel ranks that it hosts.
+    ranks: tuple[int, ...] = (0,)
+    data_parallel_size: int = 1
+    kv_block_size: int = 0
+    #: In blocks, over all ranks.
+    total_kv_blocks: int = 0
+    max_running_requests: int = 0
+    supports_lora: bool = False
+    supports_multimodal: bool = False
+    supports_sleep: bool = False
+    weight_transfer_backend: str = ""
+
+
+class Worker:
+    """A worker and its state.
+
+    Only the fleet changes `state`, `info`, `lanes` and `policy_version`; plugins read them.
+    """
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self.settings = settings
+        self.id = settings.name
+        self.role = settings.role
+        self.state: State = "starting"
+        #: Why it is in that state; empty when it is ready.
+        self.reason = "not probed yet"
+        self.info: WorkerInfo | None = None
+        #: The version of its weights as the worker labels them; `None` when it doesn't tell.
+        self.policy_version: str | None = None
+        #: In order of preference.
+        self.lanes: tuple[Lane, ...] = ()
+        #: Unix time, in seconds, at which it was last introduced.
+        self.introduced_at = 0.0
+        #: Calls that are on this worker now.
+        self.in_flight = 0
+        self._suspected = trio.Event()
+
+    def __repr__(self) -> str:
+        return f"<Worker {self.id} {self.state}>"
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The names under which it serves its model; empty while it was never reached."""
+        return self.info.models if self.info else ()
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks take part in a weight update: those of one replica, times the replicas that it hosts."""
+        return self.info.world_size * len(self.info.ranks) if self.info else 0
+
+    def lane_for(self, needs: Set[str]) -> Lane | None:
+        """The first lane that serves all the needs."""
+        return next((lane for lane in self.lanes if needs <= lane.can), None)
+
+    @contextmanager
+    def serving(self) -> Generator[None, None, None]:
+        """Counts a call as in flight."""
+        self.in_flight += 1
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+
+    def suspect(self) -> None:
+        """A call found the worker unreachable: probe it now."""
+        self._suspected.set()
+
+    async def suspected(self) -> None:
+        """Wait until somebody suspects the worker. Cancellation: safe."""
+        await self._suspected.wait()
+        self._suspected = trio.Event()
+
+    def describe(self) -> dict[str, Any]:
+        """The worker's entry in `GET /fleet`."""
+        info = self.info
+        return {
+            "id": self.id,
+            "state": self.state,
+            "reason": self.reason,
+            "model": info.models[0] if info else None,
+            "policy_version": self.policy_version,
+            "role": self.role,
+            "world_size": self.world_size,
+            "ranks": list(info.ranks) if info else [],
+            "capabilities": _capabilities(info, {lane.wire: sorted(lane.can) for lane in self.lanes}),
+            "in_flight": self.in_flight,
+            "grpc": self.settings.grpc,
+            "http": self.settings.http,
+            "engine_version": info.engine_version if info else None,
+            "max_model_len": info.max_model_len if info else None,
+            "kv_block_size": info.kv_block_size if info else None,
+            "total_kv_blocks": info.total_kv_blocks if info else None,
+        }
+
+
+def _capabilities(info: WorkerInfo | None, wires: Mapping[str, list[str]]) -> dict[str, Any]:
+    return {
+        #: wire → the needs that it serves beyond the plain fields
+        "wires": wires,
+        "lora": bool(info and info.supports_lora),
+        "multimodal": bool(info and info.supports_multimodal),
+        "sleep": bool(info and info.supports_sleep),
+        "weight_transfer": (info and info.weight_transfer_backend) or None,
+    }

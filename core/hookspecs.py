@@ -1,0 +1,256 @@
+"""Every hook that a plugin can implement, in the order of a call's life, then those beside the path.
+
+A plugin is a class; its methods that carry `@hookimpl` are its hooks, and are found by their names. Arguments are passed by name, and
+a plugin takes only those that it wants. Data-plane hooks are plain functions: they must not block. A spec that says "async" may be
+an `async def`, which the core awaits.
+
+What a hook may raise stands in its spec. Anything else is a fault of the plugin: that call ends with a 500 that names the plugin, and
+no other call is touched. `HEADRACE_TRACE_HOOKS=1` prints each hook call, with arguments and result.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from core.call import Call, Outcome
+    from core.fleet.worker import Worker
+    from core.proxy import Proxy
+    from core.reply import GenerateReply, Output
+    from core.routes import Routes
+
+PROJECT = "headrace"
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+class Choice(Struct, frozen=True):
+    """The worker for a call, and why, in a few words (`kv: 4 of 6 blocks`)."""
+
+    worker: "Worker"
+    reason: str
+
+
+class HookSpecs:
+    """The specs. Plugins don't inherit from this class; it only holds the signatures."""
+
+    # --- the life of a call -------------------------------------------------------------------------------------------------
+
+    @hookspec
+    def receive_call(self, call: "Call") -> None:
+        """Check a call, complete it, or refuse it.
+
+        Runs once per call, first of all hooks. May change everything on `call`. A key of the body that the core does not know lies in
+        `call.unclaimed` (`call.unclaimed_sampling` for `sampling_params`): pop it to honour it, or the call is refused.
+
+        Raises: `CallError` to refuse the call; `BadRequest` names the field.
+
+        Example: a house rule, no prompt above a thousand tokens.
+
+            @hookimpl
+            def receive_call(self, call: Call) -> None:
+                if len(call.token_ids) > 1000:
+                    raise BadRequest("token_ids: at most 1,000 are allowed here", param="token_ids")
+        """
+
+    @hookspec
+    def identify_call(self, call: "Call") -> None:
+        """Say what makes this call share KV blocks with others.
+
+        Runs once per call, after every `receive_call`. Replaces `call.identity` (`msgspec.structs.replace`) and nothing else; the core
+        has put the salt into `namespace` and the adapter into `adapter`.
+
+        Raises: `CallError`.
+
+        Example: keep tenants apart.
+
+            @hookimpl
+            def identify_call(self, call: Call) -> None:
+                tenant = call.headers.get("x-tenant", "")
+                call.identity = replace(call.identity, namespace=f"{tenant}/{call.identity.namespace}")
+        """
+
+    @hookspec
+    def eligible_workers(self, call: "Call", workers: "Sequence[Worker]") -> "Sequence[Worker] | None":
+        """Narrow the workers that may take a call.
+
+        Runs once per attempt, with the workers that are ready, serve the call's model and have a wire that carries what it needs, less
+        those that failed it already. Returns those of `workers` that may take the call, `None` for all of them. The core keeps what
+        every plugin has kept. May change nothing.
+
+        Raises: `NoWorker` (503), or another `CallError`, when nobody is left and the plugin knows why.
+
+        Example: long prompts go to the big machines.
+
+            @hookimpl
+            def eligible_workers(self, call: Call, workers: Sequence[Worker]) -> Sequence[Worker] | None:
+                return [w for w in workers if w.world_size >= 8] if len(call.token_ids) > 100_000 else None
+        """
+
+    @hookspec(firstresult=True)
+    def choose_worker(self, call: "Call", workers: "Sequence[Worker]") -> "Choice | None":
+        """Pick the worker for a call.
+
+        Runs once per attempt, after every `eligible_workers`, with at least one worker left, in the order that `[routing] policies`
+        gives; the first plugin that returns a choice wins, `None` passes to the next. Plugins that `policies` does not name are not
+        asked.
+
+        Must not block, and has about 100 µs. It may read anything on `call` and `workers`, and changes neither.
+        A `Choice` carries the worker and a short reason, which the reply header `x-headrace-route` shows.
+
+        Raises: `NoWorker` to refuse the call (503, with its text).
+
+        Example: always the first.
+
+            @hookimpl
+            def choose_worker(self, call: Call, workers: Sequence[Worker]) -> Choice:
+                return Choice(workers[0], "first")
+        """
+
+    @hookspec
+    def lower_call(self, call: "Call", worker: "Worker", request: Any) -> None:
+        """Edit what goes to the worker.
+
+        Runs once per attempt and output (`n` of them), after the core has filled `request`: a protobuf `GenerateRequest` when the call
+        goes over gRPC, the JSON body as a `dict` when it goes over HTTP. May change `request` and nothing else.
+
+        Raises: `CallError`.
+
+        Example: everything of the night shift is less urgent.
+
+            @hookimpl
+            def lower_call(self, call: Call, worker: Worker, request: Any) -> None:
+                if isinstance(request, GenerateRequest):
+                    request.priority += 10
+        """
+
+    @hookspec
+    def lift_output(self, call: "Call", output: "Output") -> None:
+        """Edit one message of a stream.
+
+        Runs for every message that a worker sends for a streamed call, before it is written to the client. Unary calls have
+        `lift_result`. May change `output`. It is on the path of every token: implement it only when there is no other way.
+
+        Raises: `CallError`, which ends the stream with that error.
+
+        Example: clients that want the name of the token, not a placeholder.
+
+            @hookimpl
+            def lift_output(self, call: Call, output: Output) -> None:
+                for entry in output.choice.logprobs.content if output.choice.logprobs else ():
+                    entry.token = self.names[entry.token_id]
+        """
+
+    @hookspec
+    def lift_result(self, call: "Call", result: "GenerateReply") -> None:
+        """Edit the reply of a unary call.
+
+        Runs once, when every output is complete. May change `result`.
+
+        Raises: `CallError`, which is then the answer instead.
+
+        Example: refuse logprobs that no trainer can use.
+
+            @hookimpl
+            def lift_result(self, call: Call, result: GenerateReply) -> None:
+                if any(e.logprob == -9999.0 for c in result.choices if c.logprobs for e in c.logprobs.content):
+                    raise CallError(500, "a sampled token has no finite logprob")
+        """
+
+    @hookspec
+    def call_settled(self, call: "Call", outcome: "Outcome") -> None:
+        """Learn how a call ended.
+
+        Runs exactly once for every call that reached `receive_call`, whatever its end: answered, refused, failed, given up by its
+        client, cancelled. The reply is already written, or never will be. Changes nothing.
+
+        Raises: nothing; an exception is logged with the plugin's name.
+
+        Example: count tokens per session.
+
+            @hookimpl
+            def call_settled(self, call: Call, outcome: Outcome) -> None:
+                self.tokens[call.session_id] += outcome.output_tokens
+        """
+
+    # --- beside the path ----------------------------------------------------------------------------------------------------
+
+    @hookspec
+    def register_routes(self, routes: "Routes", proxy: "Proxy") -> None:
+        """Add HTTP routes.
+
+        Runs once, when the proxy opens. `routes.add("POST", "/my/route", handler)`; the handler is `async def (HTTPRequest) -> HTTPReply`
+        and may raise `CallError`.
+
+        Raises: nothing; an error ends the start.
+
+        Example: a page that says how many workers there are.
+
+            @hookimpl
+            def register_routes(self, routes: Routes, proxy: Proxy) -> None:
+                async def count(request: HTTPRequest) -> HTTPReply:
+                    return HTTPReply.json({"workers": len(proxy.fleet.workers)})
+
+                routes.add("GET", "/count", count)
+        """
+
+    @hookspec
+    def run_service(self, proxy: "Proxy") -> "Callable[[], Awaitable[None]] | None":
+        """Run something for the proxy's whole life, in the proxy's own nursery: discovery, a broker, a subscription.
+
+        Runs once, when the proxy opens; async: returns an async function without arguments, which the core starts, and cancels when the
+        proxy closes. It may return early. Unless it is cancelled, an exception ends the service, is logged with the plugin's name, and
+        leaves the proxy running.
+
+        Example: a worker that is known only at run time.
+
+            @hookimpl
+            def run_service(self, proxy: Proxy) -> Callable[[], Awaitable[None]]:
+                async def service() -> None:
+                    await proxy.fleet.serve(WorkerSettings(grpc=await self.look_up()))
+
+                return service
+        """
+
+    @hookspec
+    def worker_joined(self, worker: "Worker") -> None:
+        """A worker has become ready for the first time, or again after it was gone. Runs before it gets its first call.
+
+        Raises: nothing; an exception is logged with the plugin's name.
+
+        Example:
+
+            @hookimpl
+            def worker_joined(self, worker: Worker) -> None:
+                self.load[worker.id] = 0
+        """
+
+    @hookspec
+    def worker_left(self, worker: "Worker") -> None:
+        """A worker is gone: it failed its probes, or was taken out. Runs after it has become ineligible; calls may still be in flight.
+
+        Raises: nothing; an exception is logged with the plugin's name.
+
+        Example:
+
+            @hookimpl
+            def worker_left(self, worker: Worker) -> None:
+                self.load.pop(worker.id, None)
+        """
+
+    @hookspec
+    def collect_metrics(self, registry: Any) -> None:
+        """Register metrics: `registry` is the `prometheus_client.CollectorRegistry` behind `GET /metrics`.
+
+        Runs once, when the proxy opens. Names start with `headrace_`.
+
+        Raises: nothing; an error ends the start.
+
+        Example:
+
+            @hookimpl
+            def collect_metrics(self, registry: CollectorRegistry) -> None:
+                self.hits = Counter("headrace_my_hits", "Calls whose session was known", registry=registry)
+        """

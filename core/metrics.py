@@ -1,0 +1,63 @@
+"""What `GET /metrics` shows: calls as they settle, and the fleet as it is when it is asked."""
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from core.call import Outcome
+from core.fleet.fleet import Fleet
+
+#: Rollouts take from milliseconds to hours.
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200)
+
+
+class Metrics:
+    """The proxy's own metrics. Labels are bounded: outcomes, wires, and the workers of the fleet."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.registry = CollectorRegistry()
+        self._calls = Counter("headrace_calls", "Calls that have settled", ["outcome", "worker", "wire"], registry=self.registry)
+        self._attempts = Counter("headrace_call_retries", "Further workers that were tried for calls", registry=self.registry)
+        self._prompt = Counter("headrace_prompt_tokens", "Prompt tokens of calls that have settled", registry=self.registry)
+        self._cached = Counter("headrace_cached_tokens", "Prompt tokens that came from a prefix cache", registry=self.registry)
+        self._output = Counter("headrace_output_tokens", "Output tokens", registry=self.registry)
+        self._seconds = Histogram("headrace_call_seconds", "From arrival to settling", buckets=_SECONDS, registry=self.registry)
+        self._first = Histogram(
+            "headrace_first_output_seconds", "From arrival to the first output", buckets=_SECONDS, registry=self.registry
+        )
+        self.registry.register(_FleetCollector(fleet))
+
+    def settled(self, outcome: Outcome) -> None:
+        """Count a call."""
+        self._calls.labels(outcome.kind, outcome.worker, outcome.wire).inc()
+        if outcome.attempts > 1:
+            self._attempts.inc(outcome.attempts - 1)
+        self._prompt.inc(outcome.prompt_tokens)
+        self._cached.inc(outcome.cached_tokens or 0)
+        self._output.inc(outcome.output_tokens)
+        self._seconds.observe(outcome.seconds)
+        if outcome.first_output_seconds is not None:
+            self._first.observe(outcome.first_output_seconds)
+
+    def text(self) -> bytes:
+        """All of it in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+
+class _FleetCollector(Collector):
+    """Gauges made on each scrape, so that a worker that has left leaves no series behind."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def collect(self) -> Iterator[Metric]:
+        states = GaugeMetricFamily("headrace_worker_state", "1 for the state that a worker is in", labels=["worker", "state"])
+        in_flight = GaugeMetricFamily("headrace_worker_in_flight", "Calls that are on a worker", labels=["worker"])
+        for worker in self._fleet.workers.values():
+            states.add_metric([worker.id, worker.state], 1)
+            in_flight.add_metric([worker.id], worker.in_flight)
+        yield states
+        yield in_flight
+        yield GaugeMetricFamily("headrace_gate_waiting", "Calls that wait at the gate", value=self._fleet.gate.waiting)

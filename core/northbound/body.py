@@ -1,0 +1,151 @@
+"""The body of `/inference/v1/generate` as a `Call`: parsed once, typed, with the keys that the core doesn't know kept aside."""
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Final, Literal, TypeVar
+from uuid import uuid4
+
+import msgspec
+from msgspec import Meta, Raw, Struct
+
+from core.call import BODY_KEYS, Call, ReasoningParserKwargs, SamplingParams, StreamOptions, TokenId
+from core.errors import BadRequest
+from core.wire.needs import SAMPLING_NEEDS, STREAMED_PROMPT_LOGPROBS
+
+T = TypeVar("T", bound=Struct)
+
+_MAX_ID: Final = 256
+_SCHEMA_OPTIONS: Final = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
+
+
+class _Body(Struct):
+    """The keys of the body that the core knows, see vLLM's generate route."""
+
+    token_ids: Annotated[list[TokenId], Meta(min_length=1)]
+    sampling_params: Raw
+    request_id: str | None = None
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    cache_salt: str | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+    ec_transfer_params: dict[str, Any] | None = None
+    return_token_ids: bool | None = None
+    output_mode: Literal["tokens"] | None = None
+    reasoning_ended: bool | None = None
+    reasoning_parser_kwargs: ReasoningParserKwargs | None = None
+
+
+class _KnownBody(_Body, forbid_unknown_fields=True):
+    """The usual body. Only one that holds more pays for a second look."""
+
+
+class _KnownSampling(SamplingParams, omit_defaults=True, forbid_unknown_fields=True):
+    """The usual `sampling_params`."""
+
+
+class _Decoder:
+    """Decodes an object, and gives the members that its type doesn't know as they are."""
+
+    def __init__(self, known: type[Struct], any_: type[Struct], keys: Iterable[str]) -> None:
+        self._known = msgspec.json.Decoder(known)
+        self._any = msgspec.json.Decoder(any_)
+        self._members = msgspec.json.Decoder(dict[str, Raw])
+        self._keys = frozenset(keys)
+
+    def decode(self, data: bytes | Raw, path: str) -> tuple[Any, dict[str, Raw]]:
+        try:
+            return self._known.decode(data), {}
+        except msgspec.MsgspecError:
+            pass
+        try:
+            value = self._any.decode(data)
+        except msgspec.MsgspecError as error:
+            raise _bad(error, path) from error
+        return value, {key: raw for key, raw in self._members.decode(data).items() if key not in self._keys}
+
+
+_bodies = _Decoder(_KnownBody, _Body, BODY_KEYS)
+_samplings = _Decoder(_KnownSampling, SamplingParams, SamplingParams.__struct_fields__)
+
+
+def parse_call(data: bytes, headers: Mapping[str, str]) -> Call:
+    """The call that a body and its headers (names in lower case) ask for.
+
+    A null means the same as an absent key, as in vLLM. `x-request-id` wins over the body's `request_id`.
+
+    Raises: `BadRequest`, whose `param` is the field's path.
+    """
+    body, unclaimed = _bodies.decode(data, "")
+    sampling, unclaimed_sampling = _samplings.decode(body.sampling_params, "sampling_params")
+    _check_selected(sampling)
+    stream = bool(body.stream)
+    if body.stream_options and not stream:
+        raise BadRequest("stream_options: only a streamed call has them; send stream: true", param="stream_options")
+    return Call(
+        id=_id(headers, body.request_id),
+        token_ids=body.token_ids,
+        sampling=sampling,
+        model=body.model or "",
+        stream=stream,
+        stream_options=body.stream_options or StreamOptions(),
+        cache_salt=body.cache_salt or "",
+        priority=body.priority or 0,
+        session_id=headers.get("x-session-id", ""),
+        data_parallel_rank=_rank(headers),
+        kv_transfer_params=body.kv_transfer_params,
+        ec_transfer_params=body.ec_transfer_params,
+        return_token_ids=bool(body.return_token_ids),
+        reasoning_ended=body.reasoning_ended,
+        reasoning_parser_kwargs=body.reasoning_parser_kwargs,
+        headers=headers,
+        unclaimed=unclaimed,
+        unclaimed_sampling={key: msgspec.json.decode(raw) for key, raw in unclaimed_sampling.items()},
+        needs=_needs(sampling, stream=stream),
+    )
+
+
+def _check_selected(sampling: SamplingParams) -> None:
+    ids, count = sampling.logprob_token_ids, sampling.logprobs
+    if ids is not None and count not in (None, len(ids)):
+        raise BadRequest(
+            "when both logprobs and logprob_token_ids are set, logprobs must equal len(logprob_token_ids). "
+            f"Got logprobs={count}, len(logprob_token_ids)={len(ids)}.",
+            param="sampling_params.logprobs",
+        )
+
+
+def _id(headers: Mapping[str, str], in_body: str | None) -> str:
+    name, id_ = ("x-request-id", given) if (given := headers.get("x-request-id")) else ("request_id", in_body)
+    if not id_:
+        return uuid4().hex
+    if len(id_) > _MAX_ID or not (id_.isascii() and id_.isprintable()):
+        raise BadRequest(f"{name}: at most {_MAX_ID} printable ASCII characters; it comes back in a header", param=name)
+    return id_
+
+
+def _needs(sampling: SamplingParams, *, stream: bool) -> set[str]:
+    needs = {need for key, need in SAMPLING_NEEDS if getattr(sampling, key) is not None}
+    if stream and sampling.prompt_logprobs is not None:
+        needs.add(STREAMED_PROMPT_LOGPROBS)
+    if wanted := sampling.structured_outputs:
+        needs |= {f"sampling_params.structured_outputs.{key}" for key in _SCHEMA_OPTIONS if getattr(wanted, key) is not None}
+    return needs
+
+
+def _rank(headers: Mapping[str, str]) -> int | None:
+    text = headers.get("x-data-parallel-rank")
+    if text is None:
+        return None
+    if not text.strip().isdecimal():
+        raise BadRequest(f"x-data-parallel-rank: {text!r} is not a rank; send a whole number from 0", param="x-data-parallel-rank")
+    return int(text)
+
+
+def _bad(error: msgspec.MsgspecError, path: str) -> BadRequest:
+    """The error with the field's path: msgspec says "Expected `int`, got `str` - at `$.seed`"."""
+    if not isinstance(error, msgspec.ValidationError):
+        return BadRequest(f"the body is not JSON: {error}")
+    message, _, where = str(error).partition(" - at `$")
+    field = f"{path}{where.rstrip('`')}".lstrip(".")
+    return BadRequest(f"{field}: {message}" if field else message, param=field or None)

@@ -1,0 +1,108 @@
+"""`POST /inference/v1/generate`: the hottest route, so a plain ASGI handler in front of the others.
+
+Parse, run the path, reply. The reply is written inside the scope in which the call settles.
+"""
+
+from collections.abc import Mapping
+from http import HTTPStatus
+
+import msgspec
+
+from core.beside import beside
+from core.call import Call, Outcome
+from core.errors import CallError, ClientGone
+from core.northbound.body import parse_call
+from core.northbound.events import EventStream
+from core.path import Path
+from core.serving.asgi import Receive, Scope, Send
+from core.serving.client import MIB, Client, connected, read_body
+from core.settings import ServerSettings
+
+PATH = "/inference/v1/generate"
+
+_encoder = msgspec.json.Encoder()
+
+
+class GenerateRoute:
+    """The ASGI handler of the generate route."""
+
+    def __init__(self, path: Path, settings: ServerSettings) -> None:
+        self._path = path
+        self._settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request. Cancellation ends the call on its worker at once."""
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        try:
+            data = await read_body(receive, self._settings.max_body_mib * MIB)
+            call = parse_call(data, headers)
+        except ClientGone:
+            return
+        except CallError as error:
+            await send_error(send, error, _ids(headers.get("x-request-id")))
+            return
+        del data  # may be tens of megabytes, and the call may last for hours
+        with self._path.settling(call) as outcome:
+            async with connected(receive, send, stall_timeout=self._settings.stall_timeout) as client:
+                await self._answer(call, outcome, client)
+            if client.gone or client.stalled:
+                gone = ClientGone()
+                outcome.kind, outcome.status, outcome.error = "client-gone", gone.status, "stalled" if client.stalled else ""
+
+    async def _answer(self, call: Call, outcome: Outcome, client: Client) -> None:
+        try:
+            if call.stream:
+                await self._stream(call, outcome, client)
+            else:
+                reply = await self._path.unary(call, outcome)
+                await send_json(client.send, 200, _encoder.encode(reply), _headers(call, outcome))
+                outcome.kind, outcome.status = "ok", 200
+        except CallError as error:
+            _fail(outcome, error)
+            await send_error(client.send, error, _headers(call, outcome))
+
+    async def _stream(self, call: Call, outcome: Outcome, client: Client) -> None:
+        events = EventStream(call, outcome, client, lambda: _headers(call, outcome), self._settings.keep_alive_interval)
+        async with beside(events.keep_alive):
+            try:
+                async with self._path.stream(call, outcome) as outputs:
+                    client.release = outputs.release
+                    while batch := await outputs.receive():
+                        await events.write(batch)
+                await events.finish()
+                outcome.kind, outcome.status = "ok", 200
+            except CallError as error:
+                if not events.started:
+                    raise
+                _fail(outcome, error)
+                await events.fail(error)
+
+
+def _fail(outcome: Outcome, error: CallError) -> None:
+    outcome.kind = "refused" if error.status < HTTPStatus.INTERNAL_SERVER_ERROR else "failed"
+    outcome.status, outcome.error = error.status, error.message
+
+
+def _headers(call: Call, outcome: Outcome) -> dict[str, str]:
+    headers = {"x-request-id": call.id, **call.reply_headers}
+    if outcome.worker:
+        headers |= {"x-headrace-worker": outcome.worker, "x-headrace-route": outcome.route}
+    return headers
+
+
+def _ids(id_: str | None) -> dict[str, str]:
+    return {"x-request-id": id_} if id_ else {}
+
+
+async def send_json(send: Send, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+    """A whole response. Raises what `send` raises."""
+    raw = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    raw += [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": status, "headers": raw})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+async def send_error(send: Send, error: CallError, headers: Mapping[str, str]) -> None:
+    """vLLM's error body."""
+    retry = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
+    await send_json(send, error.status, _encoder.encode(error.body), {**headers, **retry})

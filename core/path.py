@@ -1,0 +1,193 @@
+"""The life of a call, from the first hook to the last. Read it from top to bottom."""
+
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
+from time import perf_counter
+from typing import Any
+
+import structlog
+
+from core.call import BODY_KEYS, Call, Identity, Outcome, SamplingParams
+from core.compose import compose
+from core.errors import BadRequest, CallError, WorkerLost
+from core.fanout import gather, merge
+from core.fleet.worker import Worker
+from core.metrics import Metrics
+from core.placement import Placement, Placer
+from core.registry import Registry
+from core.reply import GenerateReply, Output
+from core.settings import nearest
+from core.wire.lane import OutputStream
+
+log = structlog.stdlib.get_logger()
+
+
+class Path:
+    """Takes calls from the northbound routes to a worker and back.
+
+    `retries` is how many further workers are tried when one is lost before its first token.
+    """
+
+    def __init__(self, registry: Registry, placer: Placer, metrics: Metrics, *, retries: int) -> None:
+        self._registry = registry
+        self._metrics = metrics
+        self._placer = placer
+        self._retries = retries
+
+    @contextmanager
+    def settling(self, call: Call) -> Generator[Outcome, None, None]:
+        """The scope of a call: whatever its end, it settles here, once. The reply is written inside.
+
+        What the scope raises passes through; an error that was answered inside is told by `outcome`.
+        """
+        outcome = Outcome(kind="cancelled", status=499)
+        try:
+            yield outcome
+        finally:
+            outcome.seconds = perf_counter() - call.started
+            self._settle(call, outcome)
+
+    async def unary(self, call: Call, outcome: Outcome) -> GenerateReply:
+        """The whole reply of a call.
+
+        Cancellation: the call is cancelled on its worker at once.
+        Raises: `CallError`.
+        """
+        self._receive(call)
+        tried: list[Worker] = []
+        while True:
+            place = await self._place(call, tried, outcome)
+            try:
+                with place.worker.serving():
+                    outputs = await gather(call, place.lane, self._lower(call, place))
+                break
+            except WorkerLost as lost:
+                self._lost(place, tried, lost)
+        reply = compose(call, place.worker, outputs)
+        usage = reply.usage
+        outcome.prompt_tokens, outcome.output_tokens = usage.prompt_tokens, usage.completion_tokens
+        outcome.cached_tokens = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else None
+        outcome.first_output_seconds = perf_counter() - call.started
+        self._registry.call("lift_result", call=call, result=reply)
+        return reply
+
+    @asynccontextmanager
+    async def stream(self, call: Call, outcome: Outcome) -> AsyncGenerator["LiftedStream", None]:
+        """The outputs of a call as they come; entering waits for the first.
+
+        Cancellation, and leaving early: the call is cancelled on its worker at once.
+        Raises: `CallError`, on entry or from `receive`.
+        """
+        self._receive(call)
+        tried: list[Worker] = []
+        while True:
+            place = await self._place(call, tried, outcome)
+            with place.worker.serving():
+                async with merge(call, place.lane, self._lower(call, place)) as source:
+                    lifted = LiftedStream(source, call, outcome, self._registry)
+                    try:
+                        await lifted.start()
+                    except WorkerLost as lost:
+                        self._lost(place, tried, lost)
+                        continue
+                    yield lifted
+                    return
+
+    def _receive(self, call: Call) -> None:
+        self._registry.call("receive_call", call=call)
+        if unknown := [*call.unclaimed, *(f"sampling_params.{key}" for key in call.unclaimed_sampling)]:
+            raise _unknown(unknown[0])
+        call.identity = Identity(namespace=call.cache_salt, adapter=call.adapter)
+        self._registry.call("identify_call", call=call)
+
+    async def _place(self, call: Call, tried: list[Worker], outcome: Outcome) -> Placement:
+        await self._placer.gate(call)
+        place = self._placer.place(call, tried)
+        outcome.worker, outcome.wire, outcome.route = place.worker.id, place.lane.wire, place.reason
+        outcome.attempts += 1
+        return place
+
+    def _lower(self, call: Call, place: Placement) -> list[Any]:
+        requests = [place.lane.lower(call, index) for index in range(call.sampling.n or 1)]
+        for request in requests:
+            self._registry.call("lower_call", call=call, worker=place.worker, request=request)
+        return requests
+
+    def _lost(self, place: Placement, tried: list[Worker], lost: WorkerLost) -> None:
+        """Note a lost worker, or give up with its error."""
+        place.worker.suspect()
+        tried.append(place.worker)
+        if len(tried) > self._retries:
+            raise lost
+        log.warning("call.retried", worker=place.worker.id, reason=lost.message)
+
+    def _settle(self, call: Call, outcome: Outcome) -> None:
+        self._metrics.settled(outcome)
+        log.info("call.settled", id=call.id, **_summary(outcome))
+        try:
+            self._registry.call("call_settled", call=call, outcome=outcome)
+        except CallError as error:
+            log.exception("plugin.failed", id=call.id, reason=error.message)
+
+
+class LiftedStream:
+    """The outputs of a streamed call after the plugins have seen them."""
+
+    def __init__(self, source: OutputStream, call: Call, outcome: Outcome, registry: Registry) -> None:
+        self._source = source
+        self._call = call
+        self._outcome = outcome
+        self._registry = registry
+        self._first: list[Output] | None = None
+
+    async def start(self) -> None:
+        """Wait for the first output. Raises: `CallError`; `WorkerLost` when another worker may do better."""
+        self._first = await self._source.receive()
+        self._outcome.first_output_seconds = perf_counter() - self._call.started
+
+    async def receive(self) -> list[Output]:
+        """Everything that has arrived, at least one output; an empty list is the end.
+
+        Cancellation: nothing is lost.
+        Raises: `CallError`.
+        """
+        if self._first is not None:
+            outputs, self._first = self._first, None
+        else:
+            outputs = await self._source.receive()
+        for output in outputs:
+            self._count(output)
+            self._registry.call("lift_output", call=self._call, output=output)
+        return outputs
+
+    def release(self) -> None:
+        """Reset the call on the worker at once, whatever the reader is doing."""
+        self._source.release()
+
+    def _count(self, output: Output) -> None:
+        outcome = self._outcome
+        outcome.output_tokens += len(output.choice.token_ids)
+        outcome.prompt_tokens = output.prompt_tokens or outcome.prompt_tokens
+        if output.cached_tokens is not None:
+            outcome.cached_tokens = output.cached_tokens
+
+
+def _unknown(path: str) -> BadRequest:
+    parent, _, key = path.rpartition(".")
+    known = SamplingParams.__struct_fields__ if parent else BODY_KEYS
+    return BadRequest(f"{path}: there is no such key here; {nearest(key, list(known))}", param=path)
+
+
+def _summary(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "outcome": outcome.kind,
+        "status": outcome.status,
+        "worker": outcome.worker,
+        "wire": outcome.wire,
+        "route": outcome.route,
+        "prompt": outcome.prompt_tokens,
+        "output": outcome.output_tokens,
+        "cached": outcome.cached_tokens,
+        "ms": round(outcome.seconds * 1000),
+        **({"error": outcome.error} if outcome.error else {}),
+    }

@@ -1,0 +1,93 @@
+"""Where a call goes: the workers that may take it, the one that a policy chooses, and the lane."""
+
+from collections.abc import Collection, Sequence
+
+from msgspec import Struct
+
+from core.call import Call
+from core.errors import BadRequest, CallError, NotFound, NoWorker, PluginFault
+from core.fleet.fleet import Fleet
+from core.fleet.worker import Worker
+from core.hookspecs import Choice
+from core.registry import Registry
+from core.wire.lane import Lane
+from core.wire.needs import explain
+
+#: States that end by themselves, or by a trainer's next call: whoever waits will be served.
+_HELD = frozenset({"paused", "updating"})
+
+
+class Placement(Struct, frozen=True):
+    """A worker for one attempt, the lane there, and why this worker."""
+
+    worker: Worker
+    lane: Lane
+    reason: str
+
+
+class Placer:
+    """Places calls on the fleet's workers."""
+
+    def __init__(self, registry: Registry, fleet: Fleet) -> None:
+        self._registry = registry
+        self._fleet = fleet
+
+    async def gate(self, call: Call) -> None:
+        """Wait while the workers of the call's model are paused and none is ready.
+
+        Cancellation: the call leaves the gate at once.
+        Raises: `NoWorker`.
+        """
+        await self._fleet.gate.wait_while(lambda: self._held(call))
+
+    def place(self, call: Call, tried: Collection[Worker]) -> Placement:
+        """Choose a worker that isn't in `tried`.
+
+        Raises: `NotFound` for a model that the fleet doesn't serve, `BadRequest` when no worker's wire carries what the call needs or
+        the model must be named, `NoWorker` when nobody is ready, `PluginFault`.
+        """
+        lanes = self._candidates(call, tried)
+        workers = self._eligible(call, tuple(lanes))
+        choice: Choice | None = self._registry.call("choose_worker", call=call, workers=workers)
+        if choice is None:
+            raise NoWorker("no routing policy chose a worker")
+        if choice.worker not in workers:
+            raise PluginFault("routing", "choose_worker", ValueError("chose a worker that is not eligible"))
+        return Placement(choice.worker, lanes[choice.worker], choice.reason)
+
+    def _candidates(self, call: Call, tried: Collection[Worker]) -> dict[Worker, Lane]:
+        ready = [w for w in self._fleet.ready if w not in tried and _serves(w, call)]
+        if not ready:
+            raise self._nobody(call, tried)
+        if not call.model and len(names := {w.models[0] for w in ready}) > 1:
+            raise BadRequest(f"model: the fleet serves {', '.join(sorted(names))}; name one", param="model")
+        lanes = {w: lane for w in ready if (lane := w.lane_for(call.needs))}
+        if not lanes:
+            missing = call.needs - frozenset[str]().union(*(lane.can for w in ready for lane in w.lanes)) or call.needs
+            raise BadRequest(f"no worker can serve {explain(missing)}", param=min(missing))
+        return lanes
+
+    def _eligible(self, call: Call, workers: tuple[Worker, ...]) -> Sequence[Worker]:
+        answers: list[Sequence[Worker]] = self._registry.call("eligible_workers", call=call, workers=workers)
+        kept = tuple(w for w in workers if all(w in answer for answer in answers))
+        if not kept:
+            raise NoWorker("no worker is eligible for this call")
+        return kept
+
+    def _held(self, call: Call) -> bool:
+        if any(_serves(w, call) for w in self._fleet.ready):
+            return False
+        return any(w.state in _HELD and _serves(w, call) for w in self._fleet.workers.values())
+
+    def _nobody(self, call: Call, tried: Collection[Worker]) -> CallError:
+        known = {name for w in self._fleet.workers.values() for name in w.models}
+        if call.model and known and call.model not in known:
+            return NotFound(f"The model `{call.model}` does not exist. The fleet serves {', '.join(sorted(known))}.", param="model")
+        if tried:
+            return NoWorker(f"no worker is left after {', '.join(w.id for w in tried)}")
+        states = ", ".join(f"{w.id} is {w.state} ({w.reason})" for w in self._fleet.workers.values() if w.state != "ready")
+        return NoWorker(f"no worker is ready: {states or 'the fleet is empty'}")
+
+
+def _serves(worker: Worker, call: Call) -> bool:
+    return not call.model or call.model in worker.models

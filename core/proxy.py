@@ -1,0 +1,84 @@
+"""The proxy as a whole: opens everything in order, and is the ASGI application while it is open."""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import structlog
+import trio
+
+from core.errors import CallError
+from core.fleet.fleet import Fleet
+from core.fleet.worker import Worker
+from core.log import configure_log
+from core.metrics import Metrics
+from core.northbound.generate import PATH, GenerateRoute
+from core.northbound.status import add_status_routes
+from core.path import Path
+from core.placement import Placer
+from core.registry import Registry, load_plugins
+from core.routes import Routes
+from core.serving.asgi import Receive, Scope, Send
+from core.serving.client import MIB
+from core.settings import Settings
+
+log = structlog.stdlib.get_logger()
+
+
+class Proxy:
+    """What plugins see of the proxy (`register_routes`, `run_service`): its settings and its fleet."""
+
+    def __init__(self, settings: Settings, registry: Registry) -> None:
+        self.settings = settings
+        self.registry = registry
+        self.fleet = Fleet(settings.probe, settings.gate, joined=self._joined, left=self._left)
+        self._metrics = Metrics(self.fleet)
+        placer = Placer(registry, self.fleet)
+        path = Path(registry, placer, self._metrics, retries=settings.routing.retries)
+        self._generate = GenerateRoute(path, settings.server)
+        self._routes = Routes(max_body_bytes=settings.server.max_body_mib * MIB)
+        add_status_routes(self._routes, self.fleet, self._metrics, registry)
+        registry.call("collect_metrics", registry=self._metrics.registry)
+        registry.call("register_routes", routes=self._routes, proxy=self)
+
+    async def asgi(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One HTTP request. Cancellation ends its call on the worker at once."""
+        if scope["path"] == PATH and scope["method"] == "POST":
+            await self._generate(scope, receive, send)
+        else:
+            await self._routes(scope, receive, send)
+
+    async def run_service(self, name: str, service: Callable[[], Awaitable[None]]) -> None:
+        """Run a plugin's service; its failure is the plugin's, not the proxy's."""
+        try:
+            await service()
+        except Exception:
+            log.exception("service.failed", plugin=name)
+
+    def _joined(self, worker: Worker) -> None:
+        self._tell("worker_joined", worker)
+
+    def _left(self, worker: Worker) -> None:
+        self._tell("worker_left", worker)
+
+    def _tell(self, hook: str, worker: Worker) -> None:
+        try:
+            self.registry.call(hook, worker=worker)
+        except CallError as error:
+            log.exception("plugin.failed", worker=worker.id, reason=error.message)
+
+
+@asynccontextmanager
+async def open_proxy(settings: Settings, registry: Registry | None = None) -> AsyncGenerator[Proxy, None]:
+    """Load the plugins, start the fleet and the services, and stop them all when the block ends.
+
+    Raises: `SettingsError`; what a plugin's `register_routes` or `collect_metrics` raises.
+    """
+    configure_log(settings.log)
+    proxy = Proxy(settings, registry or load_plugins(settings))
+    services = proxy.registry.services(proxy)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(proxy.fleet.run, settings.workers)
+        for name, service in services:
+            nursery.start_soon(proxy.run_service, name, service)
+        yield proxy
+        nursery.cancel_scope.cancel()

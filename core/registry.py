@@ -1,0 +1,183 @@
+"""Which plugins there are, in which order their hooks run, and who is to blame when one fails.
+
+Plugins come by entry points of the group `headrace.plugins`, ours and theirs alike. An entry point names a class. Its attribute
+`settings_type` (a `PluginSettings`) makes the constructor take the plugin's own section of the settings, `[plugins.NAME]`; a class
+without one takes nothing and has no section. `enabled_by_default = False` makes it wait for `[plugins] enable`.
+"""
+
+import os
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from importlib.metadata import EntryPoint, entry_points
+from types import CodeType
+from typing import Any
+
+import pluggy
+from msgspec import Struct
+
+from core.errors import CallError, PluginFault
+from core.hookspecs import PROJECT, HookSpecs
+from core.settings import PluginSettings, PluginsSettings, Settings, SettingsError, convert_settings, nearest
+
+GROUP = "headrace.plugins"
+
+
+class Loaded(Struct, frozen=True):
+    """One plugin: the object, its name, and the distribution that it comes from (empty for one that was passed in)."""
+
+    name: str
+    plugin: object
+    distribution: str = ""
+    version: str = ""
+
+
+class Registry:
+    """The loaded plugins and their hooks.
+
+    A hook's implementations run in this order: the plugins that `[routing] policies` names, as it names them, then the others by
+    name. pluggy's `tryfirst` and `trylast` override that.
+
+    Raises (constructor): `SettingsError` when a plugin implements a hook that doesn't exist or asks for an argument that the hook
+    doesn't have, and when a policy isn't a loaded plugin that chooses workers.
+    """
+
+    def __init__(self, plugins: Sequence[Loaded], policies: Sequence[str] = ()) -> None:
+        rank = {name: i for i, name in enumerate(policies)}
+        self.plugins = sorted(plugins, key=lambda p: (rank.get(p.name, len(rank)), p.name))
+        manager = pluggy.PluginManager(PROJECT)
+        manager.add_hookspecs(HookSpecs)
+        self._codes: dict[CodeType, str] = {}
+        for loaded in reversed(self.plugins):  # pluggy calls the latest first
+            try:
+                manager.register(loaded.plugin, loaded.name)
+                manager.check_pending()
+            except pluggy.PluginValidationError as error:
+                raise SettingsError(f"plugin {loaded.name!r} of {loaded.distribution or 'this process'}: {error}") from error
+            for caller in manager.get_hookcallers(loaded.plugin) or ():
+                self._codes |= {impl.function.__code__: impl.plugin_name for impl in caller.get_hookimpls()}
+        if os.environ.get("HEADRACE_TRACE_HOOKS"):
+            manager.add_hookcall_monitoring(_print_before, _print_after)
+        self._manager = manager
+        choosers = self._implementations("choose_worker")
+        for policy in policies:
+            if policy not in choosers:
+                raise SettingsError(f"routing.policies: no loaded plugin {policy!r} chooses workers: {nearest(policy, choosers)}")
+        idle = [p.plugin for p in self.plugins if p.name in choosers and p.name not in policies]
+        callers = {name: getattr(manager.hook, name) for name in vars(HookSpecs) if self._implementations(name)}
+        callers["choose_worker"] = manager.subset_hook_caller("choose_worker", idle)
+        self._callers = callers
+
+    def call(self, hook: str, **arguments: Any) -> Any:
+        """Call a hook on the path of a call; `choose_worker` asks only the plugins that `policies` names.
+
+        Raises: the `CallError` that an implementation raised, and `PluginFault` for anything else.
+        """
+        caller = self._callers.get(hook)
+        if caller is None:  # nobody implements it
+            return []
+        try:
+            return caller(**arguments)
+        except CallError:
+            raise
+        except Exception as error:
+            raise PluginFault(self.culprit(error), hook, error) from error
+
+    def implements(self, hook: str) -> bool:
+        """Whether some plugin implements the hook."""
+        return hook in self._callers
+
+    def culprit(self, error: BaseException) -> str:
+        """The name of the plugin whose hook raised this."""
+        traceback = error.__traceback__
+        while traceback:
+            if name := self._codes.get(traceback.tb_frame.f_code):
+                return name
+            traceback = traceback.tb_next
+        return "unknown"
+
+    def describe(self) -> dict[str, Any]:
+        """The loaded plugins with their hooks, and the implementations of each hook in call order."""
+        orders = {hook: tuple(reversed(self._implementations(hook))) for hook in self._callers}
+        return {
+            "plugins": [
+                {
+                    "name": p.name,
+                    "distribution": p.distribution,
+                    "version": p.version,
+                    "hooks": [hook for hook, order in orders.items() if p.name in order],
+                }
+                for p in self.plugins
+            ],
+            "hooks": orders,
+        }
+
+    def services(self, proxy: Any) -> list[tuple[str, Callable[[], Awaitable[None]]]]:
+        """What `run_service` returns, by the plugin's name."""
+        found: list[tuple[str, Callable[[], Awaitable[None]]]] = []
+        for loaded in self.plugins:
+            others = [other.plugin for other in self.plugins if other is not loaded]
+            answers = self._manager.subset_hook_caller("run_service", others)(proxy=proxy)
+            found += [(loaded.name, service) for service in answers]
+        return found
+
+    def _implementations(self, hook: str) -> list[str]:
+        caller = getattr(self._manager.hook, hook, None)
+        return [impl.plugin_name for impl in caller.get_hookimpls()] if caller else []
+
+
+def load_plugins(settings: Settings) -> Registry:
+    """Load the plugins that the settings ask for.
+
+    Raises: `SettingsError`, which names the distribution when a plugin can't be imported or its settings are wrong.
+    """
+    found = {entry.name: entry for entry in entry_points(group=GROUP)}
+    choice = settings.plugins
+    for key, names in (("enable", choice.enable), ("disable", choice.disable), ("", list(choice.sections))):
+        for name in names:
+            if name not in found:
+                raise SettingsError(f"plugins.{key or name}: there is no plugin {name!r}: {nearest(name, list(found))}")
+    return Registry(list(_load_all(found, choice)), settings.routing.policies)
+
+
+def _load_all(found: Mapping[str, EntryPoint], choice: PluginsSettings) -> Iterator[Loaded]:
+    for name, entry in found.items():
+        if name in choice.disable:
+            continue
+        distribution = entry.dist.name if entry.dist else "?"
+        try:
+            plugin_type: Any = entry.load()
+        except Exception as error:
+            raise SettingsError(f"plugin {name!r} of {distribution} can't be imported: {type(error).__name__}: {error}") from error
+        if not getattr(plugin_type, "enabled_by_default", True) and name not in choice.enable:
+            continue
+        plugin = _make(plugin_type, name, choice.sections.get(name))
+        yield Loaded(name, plugin, distribution, entry.dist.version if entry.dist else "?")
+
+
+def _make(plugin_type: Callable[..., object], name: str, section: dict[str, Any] | None) -> object:
+    settings_type: type[PluginSettings] | None = getattr(plugin_type, "settings_type", None)
+    path = f"plugins.{name}"
+    if settings_type:
+        return plugin_type(convert_settings(section or {}, settings_type, source="settings", path=path))
+    if section:
+        raise SettingsError(f"{path}: this plugin has no settings")
+    return plugin_type()
+
+
+def _print_before(hook_name: str, hook_impls: object, kwargs: Mapping[str, Any]) -> None:  # noqa: ARG001 - pluggy passes three
+    arguments = ", ".join(f"{name}={_brief(value)}" for name, value in kwargs.items())
+    print(f"hook {hook_name}({arguments})", file=sys.stderr)  # noqa: T201 - a person asked for it
+
+
+def _print_after(outcome: pluggy.Result[Any], hook_name: str, hook_impls: object, kwargs: Mapping[str, Any]) -> None:  # noqa: ARG001
+    print(f"hook {hook_name} -> {outcome.exception or _brief(outcome.get_result())}", file=sys.stderr)  # noqa: T201
+
+
+def _brief(value: Any) -> str:
+    """A value without what must not be in a log: prompts, tokens, keys."""
+    name = type(value).__name__
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_brief(item) for item in value)}]"  # pyright: ignore[reportUnknownVariableType]
+    if identity := getattr(value, "id", None):
+        return f"<{name} {identity}>"
+    return repr(value) if isinstance(value, str | int | float | bool | None) else f"<{name}>"

@@ -1,0 +1,127 @@
+"""The routes beside the hottest one, as plugins add them: a handler takes an `HTTPRequest` and gives an `HTTPReply`.
+
+Quart serves them; nobody but this module knows.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Literal, cast
+
+import msgspec
+from msgspec import Struct, field
+from quart import Response, request
+from quart_trio import QuartTrio
+
+from core.errors import BadRequest, CallError, NotFound
+from core.serving.asgi import ASGIApp, Receive, Scope, Send
+
+Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
+
+
+class HTTPRequest(Struct, frozen=True):
+    """A request. `parameters` are those of the path (`/workers/<id>`); header names are in lower case."""
+
+    method: str
+    path: str
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    body: bytes
+    parameters: Mapping[str, str]
+
+    def json(self) -> Any:
+        """The body as JSON, `None` when it is empty. Raises: `BadRequest`."""
+        try:
+            return msgspec.json.decode(self.body) if self.body.strip() else None
+        except msgspec.MsgspecError as error:
+            raise BadRequest(f"the body is not JSON: {error}") from error
+
+
+class HTTPReply(Struct, frozen=True):
+    """A response."""
+
+    body: bytes = b""
+    status: int = 200
+    content_type: str = "application/json"
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @classmethod
+    def json(cls, value: Any, status: int = 200) -> "HTTPReply":
+        """`value` as JSON."""
+        return cls(msgspec.json.encode(value), status)
+
+    @classmethod
+    def error(cls, error: CallError) -> "HTTPReply":
+        """vLLM's error body."""
+        retry = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
+        return cls(msgspec.json.encode(error.body), error.status, headers=retry)
+
+
+Handler = Callable[[HTTPRequest], Awaitable[HTTPReply]]
+
+
+class Routes:
+    """Where handlers are added; an ASGI application of its own.
+
+    A handler may raise `CallError`, which becomes vLLM's error body. Its task is cancelled when the client goes.
+    """
+
+    def __init__(self, *, max_body_bytes: int) -> None:
+        self._quart = QuartTrio("headrace")
+        self._quart.config["MAX_CONTENT_LENGTH"] = max_body_bytes
+        self._quart.register_error_handler(404, _not_found)
+        self._quart.register_error_handler(405, _not_allowed)
+        self._quart.register_error_handler(413, _too_large)
+        self._quart.register_error_handler(CallError, _call_error)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One HTTP request."""
+        # Quart's types know ASGI as closed sets of typed dictionaries; ours are open mappings.
+        await cast("ASGIApp", self._quart)(scope, receive, send)
+
+    def add(self, method: Method, path: str, handler: Handler) -> None:
+        """Serve `path` (`/workers/<id>` has a parameter `id`) by `handler`.
+
+        Raises: `ValueError` when somebody serves it already.
+        """
+        if any(str(rule) == path and method in (rule.methods or ()) for rule in self._quart.url_map.iter_rules()):
+            raise ValueError(f"{method} {path} is served already")
+
+        async def view(**parameters: str) -> Response:
+            return _response(
+                await handler(
+                    HTTPRequest(
+                        method=request.method,
+                        path=request.path,
+                        query=request.args.to_dict(),
+                        headers={name.lower(): value for name, value in request.headers.items()},
+                        body=cast("bytes", await request.get_data(cache=False)),
+                        parameters=parameters,
+                    )
+                )
+            )
+
+        self._quart.add_url_rule(path, f"{method} {path}", view, methods=[method])
+
+
+def _response(reply: HTTPReply) -> Response:
+    return Response(reply.body, reply.status, {"content-type": reply.content_type, **reply.headers})
+
+
+def _error(error: CallError) -> Response:
+    return _response(HTTPReply.error(error))
+
+
+async def _call_error(error: Exception) -> Response:
+    assert isinstance(error, CallError)
+    return _error(error)
+
+
+async def _not_found(_: Exception) -> Response:
+    return _error(NotFound(f"there is no route {request.method} {request.path}"))
+
+
+async def _not_allowed(_: Exception) -> Response:
+    return _error(CallError(405, f"{request.path} is not served for {request.method}"))
+
+
+async def _too_large(_: Exception) -> Response:
+    return _error(CallError(413, "the request body is too large (server.max_body_mib)"))

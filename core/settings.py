@@ -1,0 +1,242 @@
+"""`headrace.toml`: typed settings whose errors name the key, and the nearest known one."""
+
+import difflib
+import os
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+Role = Literal["aggregated", "prefill", "decode", "encode"]
+Seconds = Annotated[float, Meta(gt=0)]
+Count = Annotated[int, Meta(ge=1)]
+T = TypeVar("T", bound=Struct)
+
+
+class SettingsError(Exception):
+    """The settings can't be used; the text names the key, what was wrong and what is allowed."""
+
+
+class TLSSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """Files in PEM. `cert` and `key` are the client's own, for workers that ask for one."""
+
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+    #: The name that the worker's certificate must carry, when it is not the address.
+    server_name: str | None = None
+
+
+class WorkerSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """One vLLM server. At least one of `grpc` and `http` is there."""
+
+    #: `host:port` of the native gRPC server (`--grpc-port`).
+    grpc: str | None = None
+    #: `http://host:port` of the HTTP server; it serves what gRPC can't carry.
+    http: str | None = None
+    #: Shown everywhere; the address when it is not given.
+    id: str = ""
+    role: Role = "aggregated"
+    tls: TLSSettings | None = None
+    #: The environment variable that holds the worker's API key (`--api-key`), for its HTTP server.
+    api_key_env: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.grpc and not self.http:
+            raise ValueError("a worker needs grpc = 'host:port', http = 'http://host:port', or both")
+        if self.grpc:
+            split_address(self.grpc)
+        if self.http and not self.http.startswith(("http://", "https://")):
+            raise ValueError(f"http: {self.http!r} is not a URL; write http://host:port")
+
+    @property
+    def name(self) -> str:
+        """`id`, or else the first address."""
+        return self.id or self.grpc or str(self.http).partition("://")[2]
+
+
+class ServerSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """How headrace itself listens; `headrace serve` only, except for the limits of a request."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, lt=65536)] = 8000
+    #: How long calls in flight may go on after the first SIGTERM or SIGINT. A second signal ends them at once.
+    shutdown_timeout: Seconds = 30.0
+    #: Largest request body, in MiB.
+    max_body_mib: Count = 64
+    #: A client that reads nothing for so long loses its call: the worker is released.
+    stall_timeout: Seconds = 60.0
+    #: An idle stream gets a `: keep-alive` comment this often; 0 turns them off.
+    keep_alive_interval: Annotated[float, Meta(ge=0)] = 15.0
+
+
+class ProbeSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """When a worker counts as ready, and when as gone."""
+
+    #: Between two probes of a worker.
+    interval: Seconds = 2.0
+    #: For one probe. Long, because a busy worker is not a dead one.
+    timeout: Seconds = 10.0
+    #: So many failed probes in a row make a ready worker `gone`.
+    failures: Count = 3
+
+
+class GateSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """Calls that arrive while every worker for them is paused wait at the gate."""
+
+    #: So many calls may wait; one more gets a 503.
+    max_waiting: Count = 65536
+    #: A call that has waited so long gets a 503.
+    timeout: Seconds = 1800.0
+
+
+class RoutingSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """Who places calls."""
+
+    #: Plugins that choose a worker, asked in this order.
+    policies: list[str] = field(default_factory=lambda: ["round-robin"])
+    #: How many further workers are tried when one is lost before its first token.
+    retries: Annotated[int, Meta(ge=0)] = 2
+
+
+class LogSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """One event per line, on stderr."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    #: `console` for people, `json` and `logfmt` for machines.
+    format: Literal["console", "json", "logfmt"] = "logfmt"
+
+
+class PluginsSettings(Struct, frozen=True):
+    """`[plugins]`. Each plugin's own section, `[plugins.NAME]`, is checked by its settings type."""
+
+    enable: list[str] = field(default_factory=list[str])
+    disable: list[str] = field(default_factory=list[str])
+    sections: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+
+
+class Settings(Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole of `headrace.toml`."""
+
+    workers: list[WorkerSettings] = field(default_factory=list[WorkerSettings])
+    server: ServerSettings = ServerSettings()
+    probe: ProbeSettings = ProbeSettings()
+    gate: GateSettings = GateSettings()
+    routing: RoutingSettings = field(default_factory=RoutingSettings)
+    log: LogSettings = LogSettings()
+    plugins: PluginsSettings = field(default_factory=PluginsSettings)
+
+
+class PluginSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of a plugin's settings: a frozen Struct whose unknown keys are errors."""
+
+
+def load_settings(path: str | None = None) -> Settings:
+    """Settings from the file at `path`, else `$HEADRACE_CONFIG`, else `headrace.toml` here if there is one, else the defaults.
+
+    `$HEADRACE_WORKERS` (`grpc://host:50051+http://host:8000,…`: `+` joins the two servers of one worker, `,` parts workers) replaces
+    the file's workers.
+
+    Raises: `SettingsError`.
+    """
+    chosen = path or os.environ.get("HEADRACE_CONFIG")
+    file = Path(chosen or "headrace.toml")
+    text = ""
+    if chosen or file.exists():
+        try:
+            text = file.read_text(encoding="utf-8")
+        except OSError as error:
+            raise SettingsError(f"{file}: {error.strerror}") from error
+    settings = parse_settings(text, source=str(file))
+    if workers := os.environ.get("HEADRACE_WORKERS"):
+        settings = msgspec.structs.replace(settings, workers=parse_workers(workers))
+    _check_ids(settings.workers)
+    return settings
+
+
+def parse_settings(text: str, *, source: str = "headrace.toml") -> Settings:
+    """Settings from TOML text. Raises: `SettingsError`."""
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{source}: {error}") from error
+    if isinstance(table.get("plugins"), dict):
+        plugins: dict[str, Any] = table["plugins"]
+        names = {key: value for key, value in plugins.items() if key in {"enable", "disable"}}
+        table["plugins"] = {**names, "sections": {key: value for key, value in plugins.items() if key not in names}}
+    return convert_settings(table, Settings, source=source)
+
+
+def convert_settings(table: Any, type_: type[T], *, source: str, path: str = "") -> T:
+    """`table` as a settings type; `source` and `path` say in errors where it stands. Raises: `SettingsError`."""
+    _check_keys(table, type_, source, path)
+    try:
+        return msgspec.convert(table, type_)
+    except msgspec.ValidationError as error:
+        message, _, where = str(error).partition(" - at `$")
+        key = f"{path}{where.rstrip('`')}".lstrip(".").replace("plugins.sections", "plugins")
+        raise SettingsError(f"{source}: {key}: {message}" if key else f"{source}: {message}") from error
+
+
+def parse_workers(text: str) -> list[WorkerSettings]:
+    """Workers from the quick form of `$HEADRACE_WORKERS`. Raises: `SettingsError`."""
+    workers: list[WorkerSettings] = []
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        addresses: dict[str, str] = {}
+        for url in item.split("+"):
+            scheme, separator, address = url.partition("://")
+            if not separator or not address or scheme not in {"grpc", "http", "https"}:
+                raise SettingsError(f"HEADRACE_WORKERS: {url!r}: write grpc://host:port, http://host:port, or both joined by +")
+            addresses["grpc" if scheme == "grpc" else "http"] = address if scheme == "grpc" else url
+        workers.append(convert_settings(addresses, WorkerSettings, source="HEADRACE_WORKERS", path=item))
+    return workers
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """`host:port` (`[::1]:port` for IPv6) as host and port. Raises: `ValueError`."""
+    host, separator, port = address.rpartition(":")
+    if not separator or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError(f"grpc: {address!r} is not host:port")
+    return host.strip("[]"), int(port)
+
+
+def nearest(word: str, known: list[str]) -> str:
+    """The hint for a name that isn't known: the nearest one that is, or all of them."""
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(sorted(known))}"
+
+
+def _check_ids(workers: list[WorkerSettings]) -> None:
+    seen: set[str] = set()
+    for worker in workers:
+        if worker.name in seen:
+            raise SettingsError(f"workers: {worker.name!r} is there twice; give each its own id")
+        seen.add(worker.name)
+
+
+def _check_keys(table: Any, type_: Any, source: str, path: str) -> None:
+    """Walk the table beside the type, so that an unknown key is reported with its neighbours' names."""
+    struct = _struct_in(type_)
+    if struct is None:
+        return
+    if isinstance(table, list):
+        for i, item in enumerate(cast("list[Any]", table)):
+            _check_keys(item, struct, source, f"{path}[{i}]")
+        return
+    if not isinstance(table, dict):
+        return
+    fields = {f.encode_name: f.type for f in msgspec.structs.fields(struct)}
+    for key, value in cast("dict[str, Any]", table).items():
+        where = f"{path}.{key}" if path else key
+        if key not in fields:
+            raise SettingsError(f"{source}: unknown key {where}: {nearest(key, list(fields))}")
+        _check_keys(value, fields[key], source, where)
+
+
+def _struct_in(type_: Any) -> type[Struct] | None:
+    """The Struct that a field's type is, or holds (`list[X]`, `X | None`)."""
+    if isinstance(type_, type) and issubclass(type_, Struct):
+        return type_
+    return next((struct for arg in get_args(type_) if (struct := _struct_in(arg))), None)

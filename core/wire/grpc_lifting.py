@@ -1,0 +1,135 @@
+"""vLLM's gRPC answer as an `Output`.
+
+Follows what vLLM's HTTP servers make of the same engine output, so that a client sees no difference between the wires: the sampled
+token leads its candidates, a logprob that is not finite is −9999.0, a rank that is unknown is null.
+"""
+
+from collections.abc import Sequence
+from math import isfinite
+from typing import Any, Final
+
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.struct_pb2 import Struct
+
+from core.call import Call, SamplingParams
+from core.reply import ChunkChoice, FinishReason, Logprobs, Output, PromptLogprob, PromptLogprobs, TokenLogprob, TopLogprob
+from core.wire.generated.inference_pb2 import FinishInfo, GenerateResponse, PromptInfo, SequenceOutput
+
+_FINISH: Final[dict[int, FinishReason]] = {
+    FinishInfo.LENGTH: "length",
+    FinishInfo.STOP: "stop",
+    FinishInfo.ABORTED: "abort",
+}
+#: vLLM's HTTP servers write this for a logprob that JSON can't hold.
+_NOT_FINITE: Final = -9999.0
+
+
+def lift_from_grpc(call: Call, message: GenerateResponse, index: int, prompt: PromptInfo | None = None) -> Output:
+    """One message of the worker, as output number `index` of the call.
+
+    `prompt` is what an earlier message has said of the prompt: in a stream it comes first, by itself.
+    """
+    output = Output(choice=ChunkChoice(index=index, token_ids=[]))
+    if message.HasField("prompt_info"):
+        prompt = message.prompt_info
+    if prompt is not None:
+        _lift_prompt(call, prompt, output, index)
+    _lift_tokens(call, message.outputs, output)
+    return output
+
+
+def _lift_prompt(call: Call, info: PromptInfo, output: Output, index: int) -> None:
+    output.prompt_tokens = info.num_prompt_tokens
+    if index:  # only the first output was asked about the prompt
+        return
+    if call.return_token_ids:
+        output.prompt_token_ids = list(info.token_ids)
+    if call.sampling.prompt_logprobs is not None:
+        output.prompt_logprobs = _prompt_logprobs(list(info.token_ids) or call.token_ids, info)
+
+
+def _lift_tokens(call: Call, outputs: SequenceOutput, output: Output) -> None:
+    choice = output.choice
+    choice.token_ids = token_ids = list(outputs.token_ids)
+    if call.sampling.wants_logprobs:
+        choice.logprobs = Logprobs(_logprobs(call.sampling, token_ids, outputs))
+    if outputs.sampling_mask:
+        choice.sampling_mask = [list(row.ids) for row in outputs.sampling_mask]
+    if outputs.HasField("finish_info"):
+        _lift_finish(outputs.finish_info, output)
+
+
+def _lift_finish(info: FinishInfo, output: Output) -> None:
+    choice = output.choice
+    choice.finish_reason = _FINISH.get(info.finish_reason, "error")
+    # The model's own end token is no stop reason (vLLM: null for the primary EOS).
+    match info.WhichOneof("stop_reason"):
+        case "stop_token_id":
+            choice.stop_reason = info.stop_token_id
+        case "stop_string":
+            choice.stop_reason = info.stop_string
+        case _:
+            pass
+    output.completion_tokens = info.num_output_tokens
+    if info.HasField("num_cached_tokens"):  # vLLM 0.31 doesn't tell
+        output.cached_tokens = info.num_cached_tokens
+    if info.HasField("kv_transfer_params"):
+        output.kv_transfer_params = _as_dict(info.kv_transfer_params)
+    if info.HasField("ec_transfer_params"):
+        output.ec_transfer_params = _as_dict(info.ec_transfer_params)
+
+
+def _logprobs(sampling: SamplingParams, token_ids: Sequence[int], outputs: SequenceOutput) -> list[TokenLogprob]:
+    entries: list[TokenLogprob] = []
+    candidates = outputs.candidate_tokens
+    none = sampling.logprobs == 0 and not sampling.logprob_token_ids
+    # The only candidate of a token of rank 1 is that token. Reading candidates is most of the cost of a long reply.
+    only_best = sampling.logprobs == 1 and not sampling.logprob_token_ids
+    for i, (token_id, value, rank) in enumerate(zip(token_ids, outputs.logprobs, outputs.ranks, strict=True)):
+        name = f"token_id:{token_id}"
+        logprob = value if isfinite(value) else _NOT_FINITE
+        top = [TopLogprob(token_id, logprob, rank or None, name)]
+        if not (none or (only_best and rank == 1)):
+            top += [
+                TopLogprob(other_id, _finite(other.logprob), other.rank or None, f"token_id:{other_id}")
+                for other in candidates[i].tokens
+                if (other_id := other.id) != token_id
+            ]
+        entries.append(TokenLogprob(token_id, logprob, rank or None, name, top))
+    return entries
+
+
+def _prompt_logprobs(token_ids: Sequence[int], info: PromptInfo) -> PromptLogprobs:
+    positions: PromptLogprobs = [None]
+    if not info.logprobs:  # a prompt of one token
+        return positions
+    rows = [row.tokens for row in info.candidate_tokens] if info.candidate_tokens else [()] * len(token_ids)
+    for token_id, value, rank, row in list(zip(token_ids, info.logprobs, info.ranks, rows, strict=True))[1:]:
+        # The prompt's own token comes first: Prime-RL reads the first entry.
+        entry = {str(token_id): PromptLogprob(_finite(value), rank or None, f"token_id:{token_id}")}
+        for other in row:
+            if other.id != token_id:
+                entry[str(other.id)] = PromptLogprob(_finite(other.logprob), other.rank or None, f"token_id:{other.id}")
+        positions.append(entry)
+    return positions
+
+
+def _finite(logprob: float) -> float:
+    return logprob if isfinite(logprob) else _NOT_FINITE
+
+
+def _as_dict(struct: Struct) -> dict[str, Any]:
+    return {key: _whole(value) for key, value in MessageToDict(struct).items()}
+
+
+def _whole(value: Any) -> Any:
+    """Protobuf turns every number into a double; whole ones become integers again, as vLLM reads them (a `remote_port` of 5600)."""
+    match value:
+        case float() if value.is_integer() and abs(value) < 2**53:
+            return int(value)
+        case dict():
+            return {key: _whole(item) for key, item in value.items()}  # pyright: ignore[reportUnknownVariableType]
+        case list():
+            return [_whole(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
+        case _:
+            return value

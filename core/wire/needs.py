@@ -1,0 +1,51 @@
+"""What a call needs beyond the plain fields, and what a worker's wire can do.
+
+A *need* is the path of a field that not every wire carries (`sampling_params.stop`). A wire's *can* is the set of needs it serves.
+The facts are vLLM 0.33's: what its gRPC contract has no field for, and what its HTTP servers refuse or ignore on the generate route.
+"""
+
+from collections.abc import Collection
+from typing import Final, Literal
+
+Wire = Literal["grpc", "http"]
+
+_GRPC = "grpc"
+_RUST = "the Rust HTTP server"
+_PYTHON = "the Python HTTP server"
+
+STREAMED_PROMPT_LOGPROBS: Final = "stream with sampling_params.prompt_logprobs"
+#: need → the servers that can serve it.
+_SERVED_BY: Final = {
+    # The Rust HTTP server refuses stop strings on this route; gRPC matches them in the front end.
+    "sampling_params.stop": {_GRPC, _PYTHON},
+    "sampling_params.include_stop_str_in_output": {_GRPC, _PYTHON},
+    # No HTTP server streams prompt logprobs; over gRPC they are in the stream's first message.
+    STREAMED_PROMPT_LOGPROBS: {_GRPC},
+    # gRPC has no field for these.
+    "sampling_params.vllm_xargs": {_RUST, _PYTHON},
+    "sampling_params.extra_args": {_RUST, _PYTHON},
+    "sampling_params.prompt_logprob_token_ids": {_RUST, _PYTHON},
+    "sampling_params.prompt_logprob_start": {_RUST, _PYTHON},
+    "sampling_params.repetition_detection": {_RUST, _PYTHON},
+    "sampling_params.routed_experts_prompt_start": {_RUST, _PYTHON},
+    "sampling_params.stream_interval": {_RUST, _PYTHON},
+    "sampling_params.structured_outputs.disable_any_whitespace": {_RUST, _PYTHON},
+    "sampling_params.structured_outputs.disable_additional_properties": {_RUST, _PYTHON},
+    "sampling_params.structured_outputs.whitespace_pattern": {_RUST, _PYTHON},
+    "sampling_params.trace_decode_token_ids": {_PYTHON},
+    # gRPC takes bad words as token ids only.
+    "sampling_params.bad_words": {_RUST, _PYTHON},
+}
+#: Keys of `sampling_params` whose presence is a need, with the need.
+SAMPLING_NEEDS: Final = tuple(
+    (need.removeprefix("sampling_params."), need) for need in _SERVED_BY if need.startswith("sampling_params.") and need.count(".") == 1
+)
+GRPC_CAN: Final = frozenset(need for need, servers in _SERVED_BY.items() if _GRPC in servers)
+RUST_HTTP_CAN: Final = frozenset(need for need, servers in _SERVED_BY.items() if _RUST in servers)
+PYTHON_HTTP_CAN: Final = frozenset(need for need, servers in _SERVED_BY.items() if _PYTHON in servers)
+
+
+def explain(needs: Collection[str]) -> str:
+    """Why no wire serves these needs: what each of them takes."""
+    parts = [f"{need} (needs {' or '.join(sorted(_SERVED_BY.get(need, {'another worker'})))})" for need in sorted(needs)]
+    return ", ".join(parts)
