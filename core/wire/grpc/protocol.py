@@ -1,0 +1,397 @@
+"""The protocol core: gRPC over HTTP/2, client side, without I/O.
+
+Bytes from the worker go into `receive`, which returns events; bytes for the worker come out of `take_output`. Streams
+and HPACK are h2's; DATA, GOAWAY and what the peer may send us (inbound flow control) are handled here, for the reasons
+that `frames` gives. Nothing here waits, and nothing depends on how the bytes were split.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from grpclib.const import Status
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.errors import ErrorCodes
+from h2.events import PingAckReceived, RemoteSettingsChanged, ResponseReceived, StreamReset, TrailersReceived
+from h2.events import WindowUpdated as H2WindowUpdated
+from h2.exceptions import ProtocolError
+from h2.settings import SettingCodes, Settings
+from hyperframe.frame import WindowUpdateFrame
+
+from core.wire.grpc.events import (
+    Broken,
+    Ended,
+    Event,
+    GoingAway,
+    HeadReceived,
+    MessageReceived,
+    PingAnswered,
+    SendWindowOpened,
+    SettingsReceived,
+)
+from core.wire.grpc.frames import Data, FrameCutter, FrameError, GoAway
+from core.wire.grpc.headers import HeaderList, Verdict, refusal, verdict
+from core.wire.grpc.limits import ChannelLimits
+from core.wire.grpc.messages import BadMessage, MessageReader
+from core.wire.grpc.resets import BARRIER, ResetBudget
+
+MAX_FRAME = 2**20
+"""The largest frame that we take. Larger ones would make small replies wait behind them for no gain in speed."""
+
+_LAST_STREAM_ID = 2**31 - 1
+_INITIAL_CONNECTION_WINDOW = 65_535  # RFC 9113 §6.9.2; settings can't change it
+
+# https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md#errors
+_OF_RESET = {
+    ErrorCodes.REFUSED_STREAM: Status.UNAVAILABLE,
+    ErrorCodes.CANCEL: Status.CANCELLED,
+    ErrorCodes.ENHANCE_YOUR_CALM: Status.RESOURCE_EXHAUSTED,
+    ErrorCodes.INADEQUATE_SECURITY: Status.PERMISSION_DENIED,
+}
+
+
+class _Reply:
+    """One open stream, as far as its reply has come."""
+
+    __slots__ = ("credited", "half_closed", "has_head", "reader", "received", "untaken")
+
+    def __init__(self, limit: int, *, half_closed: bool) -> None:
+        self.reader = MessageReader(limit)
+        self.has_head = False
+        self.half_closed = half_closed  # our side has ended
+        self.received = 0  # flow-controlled bytes
+        self.credited = 0  # of these, given back to the peer
+        self.untaken = 0  # bytes of messages that nobody took yet
+
+
+class ClientProtocol:
+    """One connection to a worker. See the module for what it is, `events` for what it says."""
+
+    def __init__(self, limits: ChannelLimits) -> None:
+        self._limits = limits
+        self._h2 = _new_h2(limits)
+        self._cutter = FrameCutter(MAX_FRAME)
+        self._replies: dict[int, _Reply] = {}
+        self._resets = ResetBudget()
+        self._updates: list[bytes] = []  # WINDOW_UPDATE frames, which go out before what h2 has
+        self._received = 0  # flow-controlled bytes of the connection not given back yet
+        self._highest = 0
+        self._going: GoAway | None = None
+        self._broken = False
+        self._handlers: dict[type[Any], Callable[[Any, list[Event]], None]] = {
+            ResponseReceived: self._on_head,
+            TrailersReceived: self._on_trailers,
+            StreamReset: self._on_reset,
+            H2WindowUpdated: self._on_window,
+            RemoteSettingsChanged: self._on_settings,
+            PingAckReceived: self._on_ping,
+        }
+        self._h2.initiate_connection()
+        self._updates.append(self._h2.data_to_send())  # the preface comes before everything
+        self._window_update(0, limits.connection_window - _INITIAL_CONNECTION_WINDOW)
+
+    # -- what the driver asks --
+
+    @property
+    def open_streams(self) -> int:
+        """Streams that have not ended."""
+        return len(self._replies)
+
+    @property
+    def max_streams(self) -> int:
+        """How many streams the peer takes at a time. Without a word from it: no limit."""
+        return self._h2.remote_settings.max_concurrent_streams
+
+    @property
+    def takes_streams(self) -> bool:
+        """Whether a stream could be opened, apart from `max_streams`."""
+        return self._going is None and not self._broken and not self._resets.strained and self._highest < _LAST_STREAM_ID - 2
+
+    @property
+    def strained(self) -> bool:
+        """Whether resets wait for the peer (see `resets`)."""
+        return self._resets.strained
+
+    @property
+    def going_away(self) -> bool:
+        """Whether there will never be another stream here."""
+        return self._going is not None or self._broken or self._highest >= _LAST_STREAM_ID - 2
+
+    @property
+    def highest_stream_id(self) -> int:
+        """The last stream opened; its HEADERS are in what `take_output` returned or will return."""
+        return self._highest
+
+    # -- what the driver does --
+
+    def take_output(self) -> bytes:
+        """All bytes for the peer that have not been taken yet."""
+        if not self._broken and self._resets.ask(self._highest):
+            self._h2.ping(BARRIER)
+        output = self._h2.data_to_send()
+        if self._updates:
+            output = b"".join(self._updates) + output
+            self._updates = []
+        return output
+
+    def open(self, headers: Sequence[tuple[bytes, bytes]], *, end: bool = False) -> int:
+        """Open a stream; only while `takes_streams`, and below `max_streams`. Returns its id."""
+        stream_id = self._h2.get_next_available_stream_id()
+        self._h2.send_headers(stream_id, headers, end_stream=end)
+        self._highest = stream_id
+        self._replies[stream_id] = _Reply(self._limits.max_message_bytes, half_closed=end)
+        return stream_id
+
+    def send(self, stream_id: int, data: bytes | memoryview, *, end: bool) -> int:
+        """Send as much of `data` as both windows allow, and say how much that was.
+
+        `end` goes out with the last byte. On a stream that has ended, everything counts as sent.
+        """
+        reply = self._replies.get(stream_id)
+        if reply is None or reply.half_closed:
+            return len(data)
+        h2 = self._h2
+        size = len(data)
+        if not size:
+            if end:
+                reply.half_closed = True
+                h2.end_stream(stream_id)
+            return 0
+        sent = 0
+        while (room := min(h2.local_flow_control_window(stream_id), h2.max_outbound_frame_size)) > 0:
+            upto = min(sent + room, size)
+            last = upto == size
+            h2.send_data(stream_id, data[sent:upto], end_stream=end and last)
+            sent = upto
+            if last:
+                reply.half_closed = end
+                break
+        return sent
+
+    def took(self, stream_id: int, size: int) -> bool:
+        """Messages of `size` bytes, framing included, were taken: the peer may send that much more.
+
+        Whether there is something to tell it now.
+        """
+        reply = self._replies.get(stream_id)
+        if reply is None:
+            return False
+        reply.untaken -= size
+        return self._credit(stream_id, reply)
+
+    def reset(self, stream_id: int) -> None:
+        """Cancel a stream; there is no event for it. Nothing happens when it has ended."""
+        if self._replies.pop(stream_id, None) is not None and self._resets.take(stream_id):
+            self._h2.reset_stream(stream_id, ErrorCodes.CANCEL)
+
+    def ping(self, payload: bytes) -> None:
+        """Send a PING with these eight bytes."""
+        if not self._broken:
+            self._h2.ping(payload)
+
+    def close(self) -> None:
+        """Say goodbye (GOAWAY); afterwards the connection has to be closed."""
+        self._break(ErrorCodes.NO_ERROR)
+
+    def receive(self, data: bytes) -> list[Event]:
+        """What these bytes from the peer mean.
+
+        Never raises for what a peer sent: bytes that break the protocol give `Broken`, as the last event ever.
+        """
+        events: list[Event] = []
+        if self._broken:
+            return events
+        try:
+            pieces = self._cutter.feed(data)
+            for piece in pieces:
+                if type(piece) is Data:
+                    self._on_data(piece, events)
+                elif type(piece) is GoAway:
+                    self._on_goaway(piece, events)
+                else:
+                    for event in self._h2.receive_data(piece):  # pyright: ignore[reportArgumentType]
+                        handler = self._handlers.get(type(event))
+                        if handler is not None:
+                            handler(event, events)
+        except FrameError as error:
+            self._break(ErrorCodes.PROTOCOL_ERROR)
+            events.append(Broken(f"the worker broke HTTP/2: {error}"))
+        except ProtocolError as error:  # h2 has put a GOAWAY into its output
+            self._forget()
+            events.append(Broken(f"the worker broke HTTP/2: {error}"))
+        return events
+
+    # -- what came --
+
+    def _on_data(self, piece: Data, events: list[Event]) -> None:
+        stream_id = piece.stream_id
+        self._received += piece.size
+        if self._received * 4 >= self._limits.connection_window:
+            if self._received > self._limits.connection_window:
+                raise FrameError("more DATA came than the connection's window allows")
+            self._window_update(0, self._received)
+            self._received = 0
+        reply = self._replies.get(stream_id)
+        if reply is None:
+            if stream_id > self._highest or not stream_id % 2:
+                raise FrameError(f"DATA came on stream {stream_id}, which was never opened")
+            return  # on its way when the stream was reset
+        if not reply.has_head:
+            self._fail(stream_id, Status.INTERNAL, "the reply has DATA before its headers", events)
+            return
+        reply.received += piece.size
+        if reply.received - reply.credited > self._limits.stream_window:
+            raise FrameError(f"more DATA came on stream {stream_id} than its window allows")
+        try:
+            messages = reply.reader.feed(piece.payload)
+        except BadMessage as error:
+            self._fail(stream_id, error.status, error.message, events)
+            return
+        for message in messages:
+            reply.untaken += len(message) + 5
+            events.append(MessageReceived(stream_id, message))
+        if piece.end:
+            text = reply.reader.inside
+            text = "the reply ended without trailers" if text is None else f"the reply is cut off: {text}"
+            self._fail(stream_id, Status.INTERNAL, text, events)
+        else:
+            self._credit(stream_id, reply)
+
+    def _on_head(self, event: ResponseReceived, events: list[Event]) -> None:
+        stream_id = event.stream_id or 0
+        reply = self._replies.get(stream_id)
+        if reply is None:
+            return
+        self._resets.accepted(stream_id)
+        reply.has_head = True
+        headers: HeaderList = event.headers or ()
+        refused = refusal(headers)
+        if event.stream_ended is not None:
+            self._end(stream_id, refused or verdict(headers), headers, events)
+        elif refused is not None:
+            self._fail(stream_id, refused.status, refused.message, events)
+        else:
+            events.append(HeadReceived(stream_id, headers))
+
+    def _on_trailers(self, event: TrailersReceived, events: list[Event]) -> None:
+        stream_id = event.stream_id or 0
+        reply = self._replies.get(stream_id)
+        if reply is None:
+            return
+        trailers: HeaderList = event.headers or ()
+        ending = verdict(trailers)
+        text = reply.reader.inside
+        if text is not None and ending.status is Status.OK:
+            ending = Verdict(Status.INTERNAL, f"the reply is cut off: {text}")
+        self._end(stream_id, ending, trailers, events)
+
+    def _on_reset(self, event: StreamReset, events: list[Event]) -> None:
+        stream_id = event.stream_id or 0
+        if self._replies.pop(stream_id, None) is None:
+            return
+        code = event.error_code
+        known = isinstance(code, ErrorCodes)
+        refused = code is ErrorCodes.REFUSED_STREAM
+        if not refused:
+            self._resets.accepted(stream_id)
+        text = f"the call was reset: {code.name if known else code}"
+        status = _OF_RESET.get(code, Status.INTERNAL) if known else Status.INTERNAL
+        events.append(Ended(stream_id, status, text, lost=refused, unprocessed=refused))
+
+    def _on_window(self, event: H2WindowUpdated, events: list[Event]) -> None:
+        events.append(SendWindowOpened(event.stream_id or 0))
+
+    def _on_settings(self, event: RemoteSettingsChanged, events: list[Event]) -> None:
+        events.append(SettingsReceived())
+        if SettingCodes.INITIAL_WINDOW_SIZE in event.changed_settings:
+            events.append(SendWindowOpened(0))
+
+    def _on_ping(self, event: PingAckReceived, events: list[Event]) -> None:
+        payload = event.ping_data or b""
+        if payload != BARRIER:
+            events.append(PingAnswered(payload))
+            return
+        for stream_id in self._resets.answered():
+            self._h2.reset_stream(stream_id, ErrorCodes.CANCEL)
+
+    def _on_goaway(self, frame: GoAway, events: list[Event]) -> None:
+        self._going = frame
+        try:
+            name = ErrorCodes(frame.code).name
+        except ValueError:
+            name = str(frame.code)
+        debug = f" ({frame.debug[:200].decode('utf-8', 'replace')})" if frame.debug else ""
+        reason = f"the worker closes the connection: {name}{debug}"
+        events.append(GoingAway(reason))
+        for stream_id in [stream_id for stream_id in self._replies if stream_id > frame.last_stream_id]:
+            del self._replies[stream_id]
+            events.append(Ended(stream_id, Status.UNAVAILABLE, reason, lost=True, unprocessed=True))
+
+    # -- ends --
+
+    def _end(self, stream_id: int, ending: Verdict, trailers: HeaderList, events: list[Event]) -> None:
+        """The peer has ended the stream; if we had not, there is no point in going on."""
+        if not self._replies.pop(stream_id).half_closed:
+            self._h2.reset_stream(stream_id, ErrorCodes.CANCEL)
+        events.append(Ended(stream_id, ending.status, ending.message, ending.details, trailers))
+
+    def _fail(self, stream_id: int, status: Status, message: str | None, events: list[Event]) -> None:
+        """End a stream whose reply makes no sense."""
+        self.reset(stream_id)
+        events.append(Ended(stream_id, status, message))
+
+    def _break(self, code: ErrorCodes) -> None:
+        if not self._broken:
+            self._forget()
+            self._h2.close_connection(code)
+
+    def _forget(self) -> None:
+        self._broken = True
+        self._replies.clear()
+
+    # -- inbound flow control --
+
+    def _credit(self, stream_id: int, reply: _Reply) -> bool:
+        """Give back what arrived, except what waits to be taken, in steps of a quarter of the window.
+
+        The pieces of a message still under way count as taken: nobody could take them, and a message may be larger than
+        the window.
+        """
+        due = reply.received - reply.untaken - reply.credited
+        if due * 4 < self._limits.stream_window:
+            return False
+        reply.credited += due
+        self._window_update(stream_id, due)
+        return True
+
+    def _window_update(self, stream_id: int, size: int) -> None:
+        if size > 0:
+            self._updates.append(WindowUpdateFrame(stream_id, window_increment=size).serialize())
+
+
+def _new_h2(limits: ChannelLimits) -> H2Connection:
+    # Normalising and validating costs a third of a reply. What we read of it, we check ourselves; what we send is ours.
+    connection = H2Connection(
+        H2Configuration(
+            client_side=True,
+            header_encoding=None,
+            validate_outbound_headers=False,
+            normalize_outbound_headers=False,
+            validate_inbound_headers=False,
+            normalize_inbound_headers=False,
+        )
+    )
+    settings = Settings(
+        client=True,
+        initial_values={
+            SettingCodes.ENABLE_PUSH: 0,
+            SettingCodes.INITIAL_WINDOW_SIZE: limits.stream_window,
+            SettingCodes.MAX_FRAME_SIZE: MAX_FRAME,
+            SettingCodes.MAX_HEADER_LIST_SIZE: limits.max_header_bytes,
+        },
+    )
+    del settings[SettingCodes.ENABLE_CONNECT_PROTOCOL]  # nothing for a client to say
+    connection.local_settings = settings
+    connection.max_inbound_frame_size = MAX_FRAME
+    connection.decoder.max_header_list_size = limits.max_header_bytes
+    return connection
