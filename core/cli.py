@@ -6,7 +6,7 @@ from functools import partial
 
 import click
 
-from core.app import open_configured
+from core.proxy import open_asgi
 from core.registry import load_plugins
 from core.serving.server import ServeOptions
 from core.serving.server import serve as run_server
@@ -39,7 +39,7 @@ def serve(config: str | None, host: str | None, port: int | None) -> None:
         shutdown_timeout=settings.server.shutdown_timeout,
         stall_timeout=settings.server.stall_timeout,
     )
-    sys.exit(run_server(partial(open_configured, settings), options))
+    sys.exit(run_server(partial(open_asgi, settings), options))
 
 
 @main.command()

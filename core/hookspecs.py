@@ -254,3 +254,7 @@ class HookSpecs:
             def collect_metrics(self, registry: CollectorRegistry) -> None:
                 self.hits = Counter("headrace_my_hits", "Calls whose session was known", registry=registry)
         """
+
+
+#: The hooks' names, in the order of a call's life.
+HOOKS = tuple(name for name in vars(HookSpecs) if not name.startswith("_"))

@@ -17,7 +17,7 @@ from core.path import Path
 from core.placement import Placer
 from core.registry import Registry, load_plugins
 from core.routes import Routes
-from core.serving.asgi import Receive, Scope, Send
+from core.serving.asgi import ASGIApp, Receive, Scope, Send
 from core.serving.client import MIB
 from core.settings import Settings
 
@@ -82,3 +82,10 @@ async def open_proxy(settings: Settings, registry: Registry | None = None) -> As
             nursery.start_soon(proxy.run_service, name, service)
         yield proxy
         nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def open_asgi(settings: Settings) -> AsyncGenerator[ASGIApp, None]:
+    """`open_proxy`, as what an ASGI host wants of it. Raises as it does."""
+    async with open_proxy(settings) as proxy:
+        yield proxy.asgi

@@ -16,7 +16,7 @@ import pluggy
 from msgspec import Struct
 
 from core.errors import CallError, PluginFault
-from core.hookspecs import PROJECT, HookSpecs
+from core.hookspecs import HOOKS, PROJECT, HookSpecs
 from core.settings import PluginSettings, PluginsSettings, Settings, SettingsError, convert_settings, nearest
 
 GROUP = "headrace.plugins"
@@ -63,7 +63,7 @@ class Registry:
             if policy not in choosers:
                 raise SettingsError(f"routing.policies: no loaded plugin {policy!r} chooses workers: {nearest(policy, choosers)}")
         idle = [p.plugin for p in self.plugins if p.name in choosers and p.name not in policies]
-        callers = {name: getattr(manager.hook, name) for name in vars(HookSpecs) if self._implementations(name)}
+        callers = {name: getattr(manager.hook, name) for name in HOOKS if self._implementations(name)}
         callers["choose_worker"] = manager.subset_hook_caller("choose_worker", idle)
         self._callers = callers
 
@@ -121,8 +121,7 @@ class Registry:
         return found
 
     def _implementations(self, hook: str) -> list[str]:
-        caller = getattr(self._manager.hook, hook, None)
-        return [impl.plugin_name for impl in caller.get_hookimpls()] if caller else []
+        return [impl.plugin_name for impl in getattr(self._manager.hook, hook).get_hookimpls()]
 
 
 def load_plugins(settings: Settings) -> Registry:

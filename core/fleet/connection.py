@@ -9,7 +9,7 @@ import httpx
 
 from core.fleet.probe import GrpcProbe, HttpProbe, ProbeFailed
 from core.settings import TLSSettings, WorkerSettings, split_address
-from core.wire.grpc import Channel, TLSFiles, open_channel
+from core.wire import Channel, TLSFiles, open_channel
 from core.wire.grpc_lane import GrpcLane
 from core.wire.http_lane import HttpLane
 from core.wire.lane import Lane

@@ -20,7 +20,7 @@ from core.wire.generated.vllm import (
     ParallelismInfo,
     RlCapabilities,
 )
-from core.wire.grpc import Channel, ConnectionLost
+from core.wire import Channel, ConnectionLost
 from core.wire.http_lane import PATH
 from core.wire.needs import PYTHON_HTTP_CAN, RUST_HTTP_CAN
 

@@ -80,22 +80,25 @@ def _lift_finish(info: FinishInfo, output: Output) -> None:
 
 
 def _logprobs(sampling: SamplingParams, token_ids: Sequence[int], outputs: SequenceOutput) -> list[TokenLogprob]:
-    entries: list[TokenLogprob] = []
+    """Reading the candidates is most of the cost of a long reply, so no more of them is touched than needed."""
+    values = [value if isfinite(value) else _NOT_FINITE for value in outputs.logprobs]
+    ranks = list(outputs.ranks)
     candidates = outputs.candidate_tokens
-    none = sampling.logprobs == 0 and not sampling.logprob_token_ids
-    # The only candidate of a token of rank 1 is that token. Reading candidates is most of the cost of a long reply.
+    none = sampling.logprobs == 0
+    # The one candidate of a token of rank 1 is that token.
     only_best = sampling.logprobs == 1 and not sampling.logprob_token_ids
-    for i, (token_id, value, rank) in enumerate(zip(token_ids, outputs.logprobs, outputs.ranks, strict=True)):
+    entries: list[TokenLogprob] = []
+    for i, (token_id, value, rank) in enumerate(zip(token_ids, values, ranks, strict=True)):
         name = f"token_id:{token_id}"
-        logprob = value if isfinite(value) else _NOT_FINITE
-        top = [TopLogprob(token_id, logprob, rank or None, name)]
-        if not (none or (only_best and rank == 1)):
-            top += [
-                TopLogprob(other_id, _finite(other.logprob), other.rank or None, f"token_id:{other_id}")
-                for other in candidates[i].tokens
-                if (other_id := other.id) != token_id
-            ]
-        entries.append(TokenLogprob(token_id, logprob, rank or None, name, top))
+        top = [TopLogprob(token_id, value, rank or None, name)]
+        entries.append(TokenLogprob(token_id, value, rank or None, name, top))
+        if none or (only_best and rank == 1):
+            continue
+        top += [
+            TopLogprob(other_id, _finite(other.logprob), other.rank or None, f"token_id:{other_id}")
+            for other in candidates[i].tokens
+            if (other_id := other.id) != token_id
+        ]
     return entries
 
 
