@@ -1,22 +1,24 @@
-"""`hypercorn core.app`: the ASGI application. Settings are read when the server starts it, not when it is imported."""
+"""The ASGI entry point: `hypercorn core.app`, or any other server with lifespan support.
+
+Nothing is read and nothing starts at import. At startup the settings come from `$HEADRACE_CONFIG` and `$HEADRACE_WORKERS`, see
+`core/settings.py`; where and how to listen is the server's own business.
+"""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-from core.proxy import open_proxy
 from core.serving.application import Application
 from core.serving.asgi import ASGIApp
-from core.settings import Settings, load_settings
 
 
 @asynccontextmanager
-async def open_configured(settings: Settings | None = None) -> AsyncGenerator[ASGIApp, None]:
-    """The proxy that the settings describe, as an ASGI application; by default those of `load_settings`.
+async def _open() -> AsyncGenerator[ASGIApp]:
+    # Imported here, so that the server's parent process, which only looks for `app`, does not load the whole proxy.
+    from core.proxy import open_proxy
+    from core.settings import load_settings
 
-    Raises: `SettingsError`.
-    """
-    async with open_proxy(settings or load_settings()) as proxy:
+    async with open_proxy(load_settings()) as proxy:
         yield proxy.asgi
 
 
-app = Application(open_configured)
+app = Application(_open)

@@ -1,0 +1,1 @@
+"""How headrace is hosted: the ASGI application, and the server behind `headrace serve`."""

@@ -1,0 +1,124 @@
+"""Whoever sent a request: its body, its going away, its not reading on.
+
+ASGI tells of a disconnect only to somebody who awaits `receive()`, and `send` stays silent about it, so one task waits there from the
+moment the body is complete. And a server's `send()` need not end when it is cancelled (hypercorn's trio worker shields it), so a client
+that stops reading would pin the handler and, with it, the worker's stream. Neither is waited for here: the upstream is released from
+outside.
+"""
+
+import math
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+import trio
+
+from core.errors import CallError, ClientGone
+from core.serving.asgi import Message, Receive, Send
+
+MIB: Final = 1 << 20
+
+
+async def read_body(receive: Receive, limit: int = 64 * MIB) -> bytes:
+    """The whole body of a request, at most `limit` bytes.
+
+    Raises `ClientGone` when the client leaves before the end, and a `CallError` with 413 for a body that is too large. Up to `limit` bytes
+    more of that body are read and dropped first: a server that closes with bytes unread resets the connection, and the client would see
+    that instead of the answer.
+
+    Cancellation: what has been read is lost.
+    """
+    chunks: list[bytes] = []
+    size = 0
+    more = True
+    while more and size <= 2 * limit:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        chunk: bytes = message.get("body", b"")
+        size += len(chunk)
+        if size > limit:
+            chunks.clear()
+        else:
+            chunks.append(chunk)
+        more = message.get("more_body", False)
+    if size > limit:
+        raise CallError(
+            413, f"the request body is larger than {limit / MIB:g} MiB; `max_body_mib` under [server] in headrace.toml sets this limit"
+        )
+    return b"".join(chunks)
+
+
+class Client:
+    """The client of one request, see `connected`."""
+
+    #: The client has closed its connection before the reply was complete.
+    gone: bool = False
+    #: The client has not taken a message within the stall time-out.
+    stalled: bool = False
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._sending_since = math.inf
+        self._complete = False
+        #: Called once, from another task, when the client is lost (or the handler cancelled) while a `send` is pending, because that
+        #: `send` may keep the handler for ever. It releases what the handler holds upstream; it neither blocks nor raises.
+        self.release: Callable[[], object] = _nothing
+
+    async def send(self, message: Message) -> None:
+        """ASGI's `send`, with the time noted."""
+        if message["type"] == "http.response.body" and not message.get("more_body", False):
+            self._complete = True
+        self._sending_since = trio.current_time()
+        try:
+            await self._send(message)
+        finally:
+            self._sending_since = math.inf
+
+    async def watch(self, receive: Receive, stall_timeout: float) -> None:
+        """Return when the client is lost; `connected` runs this beside the handler."""
+        try:
+            while not self.stalled:
+                with trio.move_on_after(stall_timeout / 4):
+                    while (await receive())["type"] != "http.disconnect":
+                        pass
+                    # Servers also say so once the reply is complete.
+                    self.gone = not self._complete
+                    return
+                self.stalled = trio.current_time() - self._sending_since > stall_timeout
+        finally:
+            if self._sending_since < math.inf:
+                self.release()
+
+
+def _nothing() -> None:
+    pass
+
+
+@asynccontextmanager
+async def connected(receive: Receive, send: Send, *, stall_timeout: float = 60.0) -> AsyncGenerator[Client]:
+    """Run the body of the `async with` for as long as the client is there and reads.
+
+    For after `read_body`: from here on nobody else awaits `receive`. When the client closes its connection, or leaves one `send` pending
+    for `stall_timeout` seconds (noticed within a quarter more), the body is cancelled, and the block ends without an exception, with
+    `gone` or `stalled` set. An exception of the body comes out as it is, in no group.
+
+    Costs a task for the request, and for each message the reading of a clock.
+    """
+    client = Client(send)
+    failure: Exception | None = None
+
+    async def watch() -> None:
+        await client.watch(receive, stall_timeout)
+        if client.gone or client.stalled:
+            nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch)
+        try:
+            yield client
+        except Exception as error:  # noqa: BLE001 - raised again below, outside of the nursery that would wrap it
+            failure = error
+        nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure

@@ -1,0 +1,170 @@
+"""The client of a request: its body, its going, its stalling. On the virtual clock, with a scripted server."""
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from core.errors import CallError, ClientGone
+from core.serving.client import connected, read_body
+
+START = {"type": "http.response.start", "status": 200, "headers": []}
+DISCONNECT = {"type": "http.disconnect"}
+
+
+class Server:
+    """The server's side of one request."""
+
+    def __init__(self):
+        self.incoming, self._receive = trio.open_memory_channel(1000)
+        self.sent = []
+        #: A `send` waits for it, without regard for cancellation, as hypercorn's trio worker does.
+        self.taken = trio.Event()
+        self.taken.set()
+
+    async def receive(self):
+        return await self._receive.receive()
+
+    async def send(self, message):
+        with trio.CancelScope(shield=True):
+            await self.taken.wait()
+        self.sent.append(message)
+
+    def body(self, *chunks, more=False):
+        for number, chunk in enumerate(chunks, 1):
+            self.incoming.send_nowait({"type": "http.request", "body": chunk, "more_body": more or number < len(chunks)})
+
+    def disconnect(self):
+        self.incoming.send_nowait(DISCONNECT)
+
+
+@pytest.fixture
+def server():
+    return Server()
+
+
+def part(body, *, more):
+    return {"type": "http.response.body", "body": body, "more_body": more}
+
+
+async def test_a_body_is_joined(server):
+    server.body(b"one", b"", b"two")
+    assert await read_body(server.receive) == b"onetwo"
+
+
+async def test_a_body_of_exactly_the_limit_passes(server):
+    server.body(b"12345", b"67890")
+    assert await read_body(server.receive, limit=10) == b"1234567890"
+
+
+async def test_a_larger_body_is_refused_with_the_limit_and_its_setting_and_read_to_its_end(server):
+    server.body(b"x" * 6, b"x" * 6)
+    with pytest.raises(CallError, match=r"larger than .* MiB; `max_body_mib` under \[server\]") as refused:
+        await read_body(server.receive, limit=10)
+    assert refused.value.status == 413
+    with pytest.raises(trio.WouldBlock):
+        server._receive.receive_nowait()
+
+
+async def test_a_body_without_end_is_not_read_for_ever(server):
+    server.body(*[b"x" * 6] * 10)
+    with pytest.raises(CallError):
+        await read_body(server.receive, limit=10)
+    assert server._receive.statistics().current_buffer_used == 6
+
+
+async def test_a_client_that_leaves_during_the_upload_is_gone(server):
+    server.body(b"one", more=True)
+    server.disconnect()
+    with pytest.raises(ClientGone):
+        await read_body(server.receive)
+
+
+async def test_a_disconnect_before_the_first_byte_cancels_the_handler(server):
+    async with connected(server.receive, server.send) as client:
+        server.disconnect()
+        await trio.sleep_forever()
+    assert client.gone
+    assert not client.stalled
+
+
+async def test_the_disconnect_that_follows_a_complete_reply_is_none(server):
+    async with connected(server.receive, server.send) as client:
+        await client.send(START)
+        await client.send(part(b"all", more=False))
+        server.disconnect()
+        await wait_all_tasks_blocked()
+        await trio.lowlevel.checkpoint()
+    assert not client.gone
+
+
+async def test_a_handler_that_is_done_waits_for_nobody(server):
+    async with connected(server.receive, server.send) as client:
+        await client.send(START)
+        await client.send(part(b"all", more=False))
+    assert [message["type"] for message in server.sent] == ["http.response.start", "http.response.body"]
+    assert not client.gone
+
+
+async def test_an_exception_of_the_handler_comes_out_as_it_is(server):
+    with pytest.raises(ZeroDivisionError):
+        async with connected(server.receive, server.send):
+            raise ZeroDivisionError
+
+
+async def test_a_pinned_send_releases_the_upstream_while_it_is_still_pending(server, autojump_clock):
+    released = trio.Event()
+
+    async def handler():
+        async with connected(server.receive, server.send, stall_timeout=60) as client:
+            client.release = released.set
+            await client.send(START)
+        assert client.stalled
+
+    async with trio.open_nursery() as nursery:
+        server.taken = trio.Event()
+        nursery.start_soon(handler)
+        await released.wait()
+        assert 60 < trio.current_time() <= 60 + 2 * 15
+        assert not server.sent
+        server.taken.set()
+
+
+async def test_a_slow_client_that_reads_on_is_kept(server, autojump_clock):
+    async with connected(server.receive, server.send, stall_timeout=60) as client:
+        client.release = lambda: pytest.fail("released")
+        await client.send(START)
+        for _ in range(10):
+            server.taken = trio.Event()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(client.send, part(b"x", more=True))
+                await trio.sleep(50)
+                server.taken.set()
+
+
+async def test_a_long_silence_between_two_messages_is_no_stall(server, autojump_clock):
+    async with connected(server.receive, server.send, stall_timeout=60) as client:
+        await client.send(START)
+        await trio.sleep(3600)
+        await client.send(part(b"late", more=False))
+    assert not client.stalled
+
+
+@pytest.mark.parametrize("how", ["disconnect", "cancel"])
+async def test_a_pinned_send_is_released_at_once_when_the_call_is_over(server, how):
+    released = trio.Event()
+    scope = trio.CancelScope()
+
+    async def handler():
+        with scope:
+            async with connected(server.receive, server.send) as client:
+                client.release = released.set
+                await client.send(START)
+
+    async with trio.open_nursery() as nursery:
+        server.taken = trio.Event()
+        nursery.start_soon(handler)
+        await wait_all_tasks_blocked()
+        assert not released.is_set()
+        server.disconnect() if how == "disconnect" else scope.cancel()
+        await released.wait()
+        server.taken.set()
