@@ -1,0 +1,46 @@
+"""Workers to run headrace against, as context managers for fixtures, benchmarks and scripts.
+
+* `stand_in()`: our own worker without a model, ready in a second;
+* `scripted()`: the real `vllm-rs` server with a scripted engine behind it, ready in a second;
+* `engine()`: the real `vllm-rs` server and the real vLLM engine on the CPU with a tiny random model, ready in 25 to 70 s.
+
+Each yields a `RunningWorker`. They block: from trio, use a fixture that isn't async, or a thread. The real ones are installed on first
+use (`install.py`), which may take minutes; `why_not` says beforehand whether that's possible at all.
+"""
+
+from pathlib import Path
+
+from tests.workers import install
+from tests.workers.install import InstallFailed
+from tests.workers.launch import engine, scripted, stand_in
+from tests.workers.processes import StartFailed
+from tests.workers.running import Kind, RunningWorker
+
+__all__ = ["InstallFailed", "Kind", "RunningWorker", "StartFailed", "adapter", "checkpoint", "engine", "scripted", "stand_in", "why_not"]
+
+
+def why_not(kind: Kind) -> str | None:
+    """Why this kind of worker can't be had on this machine; `None` when it can, be it after a download."""
+    match kind:
+        case "stand-in":
+            return None
+        case "scripted":
+            return install.why_not("vllm-rs")
+        case "engine":
+            return install.why_not("engine")
+
+
+def checkpoint(number: int) -> Path:
+    """The folder of the tiny model with one of its two sets of weights, 0 and 1; the engine worker starts with 0.
+
+    Raises: `InstallFailed`.
+    """
+    return install.models() / f"checkpoint-{number}"
+
+
+def adapter() -> Path:
+    """The folder of a LoRA adapter for the tiny model.
+
+    Raises: `InstallFailed`.
+    """
+    return install.models() / "adapter"
