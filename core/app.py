@@ -4,21 +4,18 @@ Nothing is read and nothing starts at import. At startup the settings come from 
 `core/settings.py`; where and how to listen is the server's own business.
 """
 
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 
 from core.serving.application import Application
 from core.serving.asgi import ASGIApp
 
 
-@asynccontextmanager
-async def _open() -> AsyncGenerator[ASGIApp]:
-    # Imported here, so that the server's parent process, which only looks for `app`, does not load the whole proxy.
-    from core.proxy import open_proxy
+def _open() -> AbstractAsyncContextManager[ASGIApp]:
+    # Imported at startup, so that whoever only looks for `app` does not load the whole proxy.
+    from core.proxy import open_asgi
     from core.settings import load_settings
 
-    async with open_proxy(load_settings()) as proxy:
-        yield proxy.asgi
+    return open_asgi(load_settings())
 
 
 app = Application(_open)

@@ -1,8 +1,8 @@
 """The server behind `headrace serve`: hypercorn's asyncio worker in this process, with trio as its guest.
 
-Of hypercorn's two workers the asyncio one is the cheaper host, even with trio on top of it: 0.23 ms of CPU a small request against 0.38,
-19 µs a streamed chunk against 41 (32 connections; a single one costs 0.47 against 0.39, for guest mode waits in a thread). And its
-`send()` can be cancelled.
+Of hypercorn's two workers the asyncio one is the cheaper host, even with trio on top of it: 0.21 ms of CPU a small request against 0.42,
+17 µs a streamed chunk against 41 (32 connections; with a single one 0.47 against 0.42, for guest mode waits in a thread). And its `send()`
+can be cancelled.
 
 Hypercorn brings HTTP/1.1 and HTTP/2 (see `core/serving/connections.py`); the way up and the way down are here.
 """

@@ -2,16 +2,20 @@
 
 import asyncio
 import contextvars
-from contextlib import asynccontextmanager
+import random
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 import pytest
 import sniffio
 import trio
 
+from core.serving.client import connected
 from core.serving.guest import on_asyncio
 
 SCOPE = {"type": "http"}
+MESSAGE = {"type": "http.response.body", "body": b"", "more_body": True}
 VARIABLE = contextvars.ContextVar("VARIABLE", default="unset")
 
 
@@ -342,3 +346,42 @@ def test_a_loop_that_shuts_down_ends_the_proxy_first():
 
     asyncio.run(main())
     assert events == ["open", "closed"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_requests_that_end_in_every_way_at_any_moment_leave_nothing(seed):
+    dice = random.Random(seed)
+
+    async def handler(scope, receive, send):
+        async with connected(receive, send, stall_timeout=0.02) as client:
+            for _ in range(dice.randrange(10)):
+                await dice.choice((trio.lowlevel.checkpoint, partial(trio.sleep, 0.001), partial(client.send, MESSAGE)))()
+                with trio.move_on_after(dice.random() / 500):
+                    await client.send(MESSAGE)
+            if dice.random() < 0.2:
+                raise ValueError
+
+    async def request(app):
+        incoming, lock = asyncio.Queue(), asyncio.Lock()
+
+        async def receive() -> Any:
+            return await dice.choice((incoming.get, lambda: asyncio.create_task(incoming.get())))()
+
+        async def send(message):
+            async with lock:
+                seconds = dice.choice((0, 0, 0.001, 0.05))
+                await dice.choice((asyncio.sleep, lambda seconds: asyncio.create_task(asyncio.sleep(seconds))))(seconds)
+
+        task = asyncio.ensure_future(app(SCOPE, receive, send))
+        end = dice.choice((task.cancel, partial(incoming.put_nowait, {"type": "http.disconnect"}), int))
+        asyncio.get_running_loop().call_later(dice.random() / 100, end)
+        with suppress(asyncio.CancelledError, ValueError):
+            await task
+
+    @on_loop
+    async def main():
+        async with on_asyncio(opener(handler)) as app:
+            for _ in range(10):
+                await asyncio.gather(*[request(app) for _ in range(30)])
+
+    main()
