@@ -10,10 +10,14 @@ import threading
 import time
 from pathlib import Path
 
+import grpc
+import httpx
 import pytest
 
+from core.wire.generated import inference_pb2 as pb
 from tests import workers
-from tests.workers import cache, install, tiny_model
+from tests.workers import cache, components, tiny_model
+from tests.workers.launch import flags_of
 from tests.workers.processes import Command, Processes, StartFailed, accepts, free_ports
 from tests.workers.scripted_engine import tokens
 
@@ -111,6 +115,28 @@ def test_free_ports_are_distinct_and_free():
     assert not any(map(accepts, ports))
 
 
+def test_every_worker_answers_on_both_wires_and_is_idle_afterwards(worker):
+    body = {"model": worker.model, "token_ids": [65, 66], "sampling_params": {"max_tokens": 2, "temperature": 0.0, "ignore_eos": True}}
+    over_http = httpx.post(f"{worker.http}/inference/v1/generate", json=body, timeout=60).raise_for_status().json()
+    request = pb.GenerateRequest(
+        model=worker.model,
+        token_ids=pb.TokenIds(ids=[65, 66]),
+        stopping=pb.StoppingCriteria(max_new_tokens=2, ignore_eos=True),
+        response=pb.ResponseOptions(output_token_ids=True),
+    )
+    with grpc.insecure_channel(worker.grpc) as channel:
+        generate = channel.unary_unary("/vllm.Inference/Generate", pb.GenerateRequest.SerializeToString, pb.GenerateResponse.FromString)
+        over_grpc = generate(request, timeout=60)
+    assert over_http["choices"][0]["token_ids"] == list(over_grpc.outputs.token_ids)
+    assert len(over_grpc.outputs.token_ids) == 2
+    assert worker.running_requests() == 0
+
+
+def test_options_becomeflags_of():
+    options = {"max_model_len": 8, "lora": False, "sleep": True, "fail": ["a", "b"], "events": None}
+    assert flags_of(options) == ["--max-model-len", "8", "--no-lora", "--sleep", "--fail", "a", "--fail", "b"]
+
+
 @pytest.fixture
 def cache_root(tmp_path, monkeypatch):
     monkeypatch.setenv("HEADRACE_REAL_WORKERS", str(tmp_path))
@@ -133,9 +159,9 @@ def test_a_changed_recipe_installs_anew_into_an_empty_folder(cache_root):
 def test_a_broken_installation_is_started_over(cache_root):
     def break_off(folder: Path) -> None:
         (folder / "half").touch()
-        raise install.InstallFailed("no network")
+        raise components.InstallFailed("no network")
 
-    with pytest.raises(install.InstallFailed, match="no network"):
+    with pytest.raises(components.InstallFailed, match="no network"):
         cache.ensure("thing", {"version": 1}, break_off)
     assert not cache.is_installed("thing", {"version": 1})
     cache.ensure("thing", {"version": 1}, lambda folder: (folder / "whole").touch())
@@ -167,11 +193,11 @@ def test_without_an_index_the_reason_is_stated(cache_root, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
-    install.forget_answers()
+    components.forget_answers()
     try:
         assert "pip can't find vllm 0.33.0 here" in (workers.why_not("scripted") or "")
     finally:
-        install.forget_answers()
+        components.forget_answers()
 
 
 def test_every_merge_of_the_tokenizer_joins_tokens_that_exist(tmp_path):

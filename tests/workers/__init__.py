@@ -5,13 +5,13 @@
 * `engine()`: the real `vllm-rs` server and the real vLLM engine on the CPU with a tiny random model, ready in 25 to 70 s.
 
 Each yields a `RunningWorker`. They block: from trio, use a fixture that isn't async, or a thread. The real ones are installed on first
-use (`install.py`), which may take minutes; `why_not` says beforehand whether that's possible at all.
+use (`components.py`), which may take minutes; `why_not` says beforehand whether that's possible at all.
 """
 
 from pathlib import Path
 
-from tests.workers import install
-from tests.workers.install import InstallFailed
+from tests.workers import components
+from tests.workers.components import InstallFailed
 from tests.workers.launch import engine, scripted, stand_in
 from tests.workers.processes import StartFailed
 from tests.workers.running import Kind, RunningWorker
@@ -25,9 +25,9 @@ def why_not(kind: Kind) -> str | None:
         case "stand-in":
             return None
         case "scripted":
-            return install.why_not("vllm-rs")
+            return components.why_not("vllm-rs")
         case "engine":
-            return install.why_not("engine")
+            return components.why_not("engine")
 
 
 def checkpoint(number: int) -> Path:
@@ -35,7 +35,7 @@ def checkpoint(number: int) -> Path:
 
     Raises: `InstallFailed`.
     """
-    return install.models() / f"checkpoint-{number}"
+    return components.models() / f"checkpoint-{number}"
 
 
 def adapter() -> Path:
@@ -43,4 +43,4 @@ def adapter() -> Path:
 
     Raises: `InstallFailed`.
     """
-    return install.models() / "adapter"
+    return components.models() / "adapter"

@@ -20,7 +20,7 @@ _STAMP = "stamp.json"
 def root() -> Path:
     """`$HEADRACE_REAL_WORKERS`, or `~/.cache/headrace/real-workers`."""
     configured = os.environ.get("HEADRACE_REAL_WORKERS")
-    return Path(configured).expanduser() if configured else Path.home() / ".cache" / "headrace" / "real-workers"
+    return Path(configured).expanduser().resolve() if configured else Path.home() / ".cache" / "headrace" / "real-workers"
 
 
 def is_installed(name: str, recipe: object) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.workers import cache, install, tiny_model
+from tests.workers import cache, components, tiny_model
 from tests.workers.processes import Command, Processes, StartFailed, accepts, free_ports, get
 from tests.workers.running import RunningWorker
 from tests.workers.scripted_engine.settings import Settings
@@ -36,14 +36,14 @@ _CPU_ENGINE_ENVIRONMENT = {
 
 @contextlib.contextmanager
 def stand_in(**options: Any) -> Iterator[RunningWorker]:
-    """Run the stand-in worker. Options are those of `python -m plugins.stand_in`, with `_` for `-`.
+    """Run the stand-in worker. Options are those of `python -m plugins.stand_in`, with `_` for `-`; a list repeats an option.
 
     Raises: `StartFailed`.
     """
     options = {"model": _MODEL, "max_model_len": tiny_model.MAX_MODEL_LEN, "vocab_size": tiny_model.VOCAB_SIZE} | options
     with _folder("stand-in") as folder:
         log = folder / "server.log"
-        command = Command([sys.executable, "-m", "plugins.stand_in", *_flags(options)], log, {"PYTHONPATH": str(_PROJECT)})
+        command = Command([sys.executable, "-m", "plugins.stand_in", *flags_of(options)], log, {"PYTHONPATH": str(_PROJECT)})
         with Processes([command]) as processes:
             processes.wait_until(lambda: _announcement(log) is not None, timeout=20)
             ports = _announcement(log) or {}
@@ -51,7 +51,7 @@ def stand_in(**options: Any) -> Iterator[RunningWorker]:
                 kind="stand-in",
                 grpc=f"127.0.0.1:{ports['grpc_port']}",
                 http=f"http://127.0.0.1:{ports['http_port']}",
-                model=options["model"],
+                model=next(iter(options.get("served_model_name", ())), options["model"]),
                 max_model_len=options["max_model_len"],
                 vocab_size=options["vocab_size"],
                 pids=processes.pids,
@@ -80,7 +80,7 @@ def scripted(
     Raises: `InstallFailed`, `StartFailed`; `TypeError` for an unknown setting.
     """
     of_engine = Settings(**settings)
-    binary = install.server_binary()
+    binary = components.server_binary()
     with _folder("scripted") as folder:
         tiny_model.write(folder / "model", vocab_size=of_engine.vocab_size)
         events = None if of_engine.fast else folder / "events.jsonl"
@@ -93,7 +93,7 @@ def scripted(
             started = [Command(serve, folder / "server.log", _SERVER_ENVIRONMENT | dict(environment or {}))]
             for rank in range(of_engine.data_parallel_size):
                 options = settings | {"rank": rank, "events": events, "fail": fail, "extension_method": extension_methods}
-                engine = [sys.executable, "-m", "tests.workers.scripted_engine", f"tcp://127.0.0.1:{handshake_port}", *_flags(options)]
+                engine = [sys.executable, "-m", "tests.workers.scripted_engine", f"tcp://127.0.0.1:{handshake_port}", *flags_of(options)]
                 started.append(Command(engine, folder / f"engine-{rank}.log", {"PYTHONPATH": str(_PROJECT)}))
             return started
 
@@ -127,8 +127,8 @@ def engine(
 
     Raises: `InstallFailed`, `StartFailed`.
     """
-    binaries = install.engine_environment() / "bin"
-    model = model or install.models() / "checkpoint-0"
+    binaries = components.engine_environment() / "bin"
+    model = model or components.models() / "checkpoint-0"
     with _folder("engine") as folder:
         variables = _SERVER_ENVIRONMENT | _CPU_ENGINE_ENVIRONMENT
         variables |= {"PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}", "VLLM_RS_PYTHON": str(binaries / "python")}
@@ -188,7 +188,7 @@ def _announcement(log: Path) -> dict[str, int] | None:
     return None
 
 
-def _flags(options: Mapping[str, Any]) -> list[str]:
+def flags_of(options: Mapping[str, Any]) -> list[str]:
     """Command-line flags: booleans as `--flag` and `--no-flag`, sequences as repeated flags, `None` not at all."""
     flags: list[str] = []
     for name, value in options.items():

@@ -29,13 +29,16 @@ class RunningWorker:
     def running_requests(self) -> int:
         """How many requests the engine has, running or waiting, according to the worker's `/metrics`.
 
-        Raises: `ConnectionError` when the worker doesn't answer.
+        Raises: `ConnectionError` when the worker doesn't answer; `ValueError` when its metrics don't say.
         """
         metrics = get(f"{self.http}/metrics")
         if metrics is None:
             raise ConnectionError(f"{self.http}/metrics doesn't answer")
         names = ("vllm:num_requests_running{", "vllm:num_requests_waiting{")
-        return sum(int(float(line.split()[-1])) for line in metrics.splitlines() if line.startswith(names))
+        counts = [int(float(line.split()[-1])) for line in metrics.splitlines() if line.startswith(names)]
+        if not counts:
+            raise ValueError(f"{self.http}/metrics has no vllm:num_requests_running")
+        return sum(counts)
 
     def engine_events(self, event: str | None = None) -> list[dict[str, Any]]:
         """What reached a scripted engine so far, in order; with `event`, only events of that kind.

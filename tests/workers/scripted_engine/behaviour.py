@@ -72,11 +72,11 @@ def routed_experts(first_row: int, rows: int) -> list[int]:
     ]
 
 
-def attach_routed_experts(run: "Run", output: Output, count: int = 1) -> None:
-    """Report the rows that had to be routed for the next `count` tokens: the prompt's at first, and every token's but the last."""
+def attach_routed_experts(run: "Run", output: Output) -> None:
+    """Report the rows that had to be routed for the next token: the prompt's at first, then that of the token before."""
     length = len(run.request.prompt_token_ids)
     first = run.request.sampling.routed_experts_prompt_start if run.produced == 0 else length + run.produced - 1
-    rows = length + run.produced + count - 1 - first
+    rows = length + run.produced - first
     shape = (rows, MOE_LAYERS, EXPERTS_PER_TOKEN)
     output.routed_experts = array_of(routed_experts(first, rows), shape, "|u1")
 

@@ -129,21 +129,21 @@ class Engine:
     def _step(self) -> None:
         if self._administration.frozen:
             return
-        now = time.monotonic()
-        by_version: dict[str, list[Output]] = {}
-        for run in list(self.running.values()):
-            if run.due > now:
-                continue
-            if self._administration.weights.broken:
-                raise EngineDied(announced=True)
-            output = run.step(now, self._administration.weights.fingerprint)
-            by_version.setdefault(self._administration.weights.version + run.version_suffix, []).append(output)
+        now, weights = time.monotonic(), self._administration.weights
+        due = [run for run in self.running.values() if run.due <= now]
+        if due and weights.broken:
+            raise EngineDied(announced=True)
+        outputs: list[Output] = []
+        for run in due:
+            output = run.step(now, weights.fingerprint)
             if output.finish is not None:
                 self._finish(run, output)
-        for version, outputs in by_version.items():
-            self._send(outputs, version)
-        if not by_version and self._reported != (len(self.running), len(self._waiting)):
-            self._send([])
+            if run.version_suffix:
+                self._send([output], weights.version + run.version_suffix)
+            else:
+                outputs.append(output)
+        if outputs or self._reported != (len(self.running), len(self._waiting)):
+            self._send(outputs)
 
     def _finish(self, run: Run, output: Output) -> None:
         del self.running[run.request.request_id]

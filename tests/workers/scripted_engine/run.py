@@ -36,6 +36,7 @@ class Run:
         if self.behaviour is None:
             # Front ends always send the model's further EOS ids, which the table never holds.
             self._stop_ids &= tokens.ALPHABET
+        self._plain = self.behaviour is None and not self._stop_ids and not settings.routed_experts
         self._wants_logprobs = sampling.logprobs is not None or sampling.logprob_token_ids is not None
         if self.behaviour is Behaviour.SILENT or self._stalled():
             self.due = math.inf
@@ -48,23 +49,7 @@ class Run:
         if weights != self._weights:
             self._start = self._start_with(weights)
             self._weights = weights
-        one_by_one = self.behaviour is not None or self._stop_ids
-        count = 1 if one_by_one else min(self._settings.tokens_per_step, self._limit - self.produced)
-        output = Output(self.request.request_id, tokens.encoded_token_ids(self._position, count))
-        if self._wants_logprobs:
-            output.logprobs = self._table_logprobs(count)
-        if self.produced == 0:
-            self._attach_prefill(output)
-        if self._settings.routed_experts:
-            attach_routed_experts(self, output, count)
-        if self.behaviour is not None and (edit := EDITS.get(self.behaviour)):
-            edit(self, output)
-        if one_by_one and output.finish is None:
-            self._stop(output)
-        if output.finish is not Finish.ERROR:
-            self._count(output, count)
-        self._schedule(now)
-        return output
+        return self._plain_step(now) if self._plain else self._special_step(now)
 
     def token_ids(self, count: int) -> tuple[int, ...]:
         """The next `count` tokens of the plain output."""
@@ -78,6 +63,37 @@ class Run:
         if sampling.logprobs is not None:
             return tokens.output_logprobs(token_ids, ranks, sampling.logprobs, vocab_size)
         return None
+
+    def _plain_step(self, now: float) -> Output:
+        count = min(self._settings.tokens_per_step, self._limit - self.produced)
+        output = self._table_output(count)
+        self._count(output, count)
+        self.due = now + self._settings.step_seconds
+        return output
+
+    def _special_step(self, now: float) -> Output:
+        output = self._table_output(1)
+        if self._settings.routed_experts:
+            attach_routed_experts(self, output)
+        if self.behaviour is not None and (edit := EDITS.get(self.behaviour)):
+            edit(self, output)
+        if output.finish is None:
+            self._stop(output)
+        if output.finish is not Finish.ERROR:
+            self._count(output, 1)
+        if self._stalled():
+            self.due = math.inf
+        else:
+            self.due = now + (self.argument / 100 if self.behaviour is Behaviour.SLOW else self._settings.step_seconds)
+        return output
+
+    def _table_output(self, count: int) -> Output:
+        output = Output(self.request.request_id, tokens.encoded_token_ids(self._position, count))
+        if self._wants_logprobs:
+            output.logprobs = self._table_logprobs(count)
+        if self.produced == 0:
+            self._attach_prefill(output)
+        return output
 
     @property
     def _position(self) -> int:
@@ -127,14 +143,6 @@ class Run:
 
     def _token_ids_of(self, output: Output, count: int) -> Sequence[int]:
         return output.token_ids if isinstance(output.token_ids, list) else self.token_ids(count)
-
-    def _schedule(self, now: float) -> None:
-        if self._stalled():
-            self.due = math.inf
-        elif self.behaviour is Behaviour.SLOW:
-            self.due = now + self.argument / 100
-        else:
-            self.due = now + self._settings.step_seconds
 
     def _stalled(self) -> bool:
         return self.behaviour is Behaviour.STALL and self.produced >= self.argument

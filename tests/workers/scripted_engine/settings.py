@@ -28,7 +28,7 @@ class Settings:
     routed_experts: bool = False
     #: the least time between two outputs of one request
     step_seconds: float = 0.0
-    #: tokens in one output of a request without special behaviour
+    #: tokens in one output of a request without special behaviour, stop ids in its output or routed experts
     tokens_per_step: int = 1
     #: for load tests: no prefix cache, and outputs start at few places in the token table
     fast: bool = False

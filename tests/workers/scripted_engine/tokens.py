@@ -23,6 +23,9 @@ _STREAM = b"".join(hashlib.sha256(block.to_bytes(2, "little")).digest() for bloc
 TABLE = tuple(0x20 + byte % 95 for byte in _STREAM)
 ALPHABET = frozenset(TABLE)
 
+# Room for every position, in a few combinations of the other arguments.
+_CACHED = 8 * PERIOD
+
 
 def start_of(prompt: Sequence[int], *, seed: int | None, adapter: str, weights: str) -> int:
     """The place in `TABLE` from which the output of a request is read."""
@@ -51,20 +54,20 @@ def prompt_rank(token: int) -> int:
     return 1 + token % 5
 
 
-@lru_cache(maxsize=PERIOD)
+@lru_cache(maxsize=_CACHED)
 def token_ids(position: int, count: int) -> tuple[int, ...]:
     """`count` tokens of the table, from `position` (below `PERIOD`) on."""
     repeats = 1 + (position + count) // PERIOD
     return (TABLE * repeats)[position : position + count]
 
 
-@lru_cache(maxsize=PERIOD)
+@lru_cache(maxsize=_CACHED)
 def encoded_token_ids(position: int, count: int) -> msgspec.Raw:
     """`token_ids`, ready to be put into an output."""
     return msgspec.Raw(msgpack.encode(token_ids(position, count)))
 
 
-@lru_cache(maxsize=PERIOD)
+@lru_cache(maxsize=_CACHED)
 def table_logprobs(position: int, count: int, top: int, vocab_size: int, *, greedy: bool) -> msgspec.Raw:
     """Log-probabilities of `token_ids(position, count)`, with the `top` likeliest (−1: all) of each position."""
     tokens = token_ids(position, count)
