@@ -4,12 +4,14 @@ import argparse
 import sys
 
 from tests.workers import cache, components
+from tests.workers.components import ENGINE_VERSION, SERVER_VERSION
 
 
 def main() -> int:
     """Install what was asked for, and say where it is. Returns 1 with a reason when that's impossible."""
     parser = argparse.ArgumentParser(prog="python -m tests.workers.install", description="Install the real workers for the tests.")
-    parser.add_argument("--only", choices=["vllm-rs", "engine"], help="vllm-rs: the server for the scripted engine; engine: the rest")
+    parts = f"vllm-rs: the server {SERVER_VERSION} for the scripted engine; engine: server and engine {ENGINE_VERSION}, and a tiny model"
+    parser.add_argument("--only", choices=["vllm-rs", "engine"], help=parts)
     only = parser.parse_args().only
     for component, install in (("vllm-rs", components.server_binary), ("engine", components.models)):
         if only in (None, component):
