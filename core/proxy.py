@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 import structlog
 import trio
 
-from core.errors import CallError
 from core.fleet.fleet import Fleet
 from core.fleet.worker import Worker
 from core.log import configure_log
@@ -42,7 +41,7 @@ class Proxy:
 
     async def asgi(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One HTTP request. Cancellation ends its call on the worker at once."""
-        if scope["path"] == PATH and scope["method"] == "POST":
+        if scope["path"] == PATH:
             await self._generate(scope, receive, send)
         else:
             await self._routes(scope, receive, send)
@@ -55,16 +54,10 @@ class Proxy:
             log.exception("service.failed", plugin=name)
 
     def _joined(self, worker: Worker) -> None:
-        self._tell("worker_joined", worker)
+        self.registry.tell("worker_joined", worker=worker)
 
     def _left(self, worker: Worker) -> None:
-        self._tell("worker_left", worker)
-
-    def _tell(self, hook: str, worker: Worker) -> None:
-        try:
-            self.registry.call(hook, worker=worker)
-        except CallError as error:
-            log.exception("plugin.failed", worker=worker.id, reason=error.message)
+        self.registry.tell("worker_left", worker=worker)
 
 
 @asynccontextmanager

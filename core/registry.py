@@ -13,13 +13,18 @@ from types import CodeType
 from typing import Any
 
 import pluggy
+import structlog
 from msgspec import Struct
 
 from core.errors import CallError, PluginFault
 from core.hookspecs import HOOKS, PROJECT, HookSpecs
 from core.settings import PluginSettings, PluginsSettings, Settings, SettingsError, convert_settings, nearest
 
+log = structlog.stdlib.get_logger()
+
 GROUP = "headrace.plugins"
+#: Hooks that only tell something. Each implementation is called by itself, so that the fault of one hides nothing from another.
+_NOTICES = ("call_settled", "worker_joined", "worker_left")
 
 
 class Loaded(Struct, frozen=True):
@@ -46,7 +51,8 @@ class Registry:
         self.plugins = sorted(plugins, key=lambda p: (rank.get(p.name, len(rank)), p.name))
         manager = pluggy.PluginManager(PROJECT)
         manager.add_hookspecs(HookSpecs)
-        self._codes: dict[CodeType, str] = {}
+        self._names = {id(loaded.plugin): loaded.name for loaded in self.plugins}
+        self._codes: set[CodeType] = set()
         for loaded in reversed(self.plugins):  # pluggy calls the latest first
             try:
                 manager.register(loaded.plugin, loaded.name)
@@ -54,7 +60,7 @@ class Registry:
             except pluggy.PluginValidationError as error:
                 raise SettingsError(f"plugin {loaded.name!r} of {loaded.distribution or 'this process'}: {error}") from error
             for caller in manager.get_hookcallers(loaded.plugin) or ():
-                self._codes |= {impl.function.__code__: impl.plugin_name for impl in caller.get_hookimpls()}
+                self._codes |= {impl.function.__code__ for impl in caller.get_hookimpls()}
         if os.environ.get("HEADRACE_TRACE_HOOKS"):
             manager.add_hookcall_monitoring(_print_before, _print_after)
         self._manager = manager
@@ -66,6 +72,7 @@ class Registry:
         callers = {name: getattr(manager.hook, name) for name in HOOKS if self._implementations(name)}
         callers["choose_worker"] = manager.subset_hook_caller("choose_worker", idle)
         self._callers = callers
+        self._notices = {hook: [(p.name, self._alone(hook, p)) for p in self._implementing(hook)] for hook in _NOTICES}
 
     def call(self, hook: str, **arguments: Any) -> Any:
         """Call a hook on the path of a call; `choose_worker` asks only the plugins that `policies` names.
@@ -82,18 +89,32 @@ class Registry:
         except Exception as error:
             raise PluginFault(self.culprit(error), hook, error) from error
 
+    def tell(self, hook: str, **arguments: Any) -> None:
+        """Call a hook that only tells something. A fault is logged with the plugin's name, and the other plugins are told all the same."""
+        for name, caller in self._notices[hook]:
+            try:
+                caller(**arguments)
+            except Exception as error:
+                log.exception("plugin.failed", plugin=name, hook=hook, error=type(error).__name__)
+
     def implements(self, hook: str) -> bool:
         """Whether some plugin implements the hook."""
         return hook in self._callers
 
     def culprit(self, error: BaseException) -> str:
-        """The name of the plugin whose hook raised this."""
+        """The name of the plugin whose hook raised this.
+
+        The innermost one, because an error passes through the hook wrappers around it. Plugins may share a method by inheritance, so
+        what counts is the object that it was called on.
+        """
+        name = "unknown"
         traceback = error.__traceback__
         while traceback:
-            if name := self._codes.get(traceback.tb_frame.f_code):
-                return name
+            frame = traceback.tb_frame
+            if frame.f_code in self._codes and frame.f_code.co_varnames:
+                name = self._names.get(id(frame.f_locals.get(frame.f_code.co_varnames[0])), name)
             traceback = traceback.tb_next
-        return "unknown"
+        return name
 
     def describe(self) -> dict[str, Any]:
         """The loaded plugins with their hooks, and the implementations of each hook in call order."""
@@ -114,11 +135,18 @@ class Registry:
     def services(self, proxy: Any) -> list[tuple[str, Callable[[], Awaitable[None]]]]:
         """What `run_service` returns, by the plugin's name."""
         found: list[tuple[str, Callable[[], Awaitable[None]]]] = []
-        for loaded in self.plugins:
-            others = [other.plugin for other in self.plugins if other is not loaded]
-            answers = self._manager.subset_hook_caller("run_service", others)(proxy=proxy)
-            found += [(loaded.name, service) for service in answers]
+        for loaded in self._implementing("run_service"):
+            found += [(loaded.name, service) for service in self._alone("run_service", loaded)(proxy=proxy)]
         return found
+
+    def _implementing(self, hook: str) -> list[Loaded]:
+        """The plugins that implement a hook, in call order."""
+        names = self._implementations(hook)[::-1]
+        return sorted((p for p in self.plugins if p.name in names), key=lambda p: names.index(p.name))
+
+    def _alone(self, hook: str, loaded: Loaded) -> pluggy.HookCaller:
+        """The hook as only this plugin implements it."""
+        return self._manager.subset_hook_caller(hook, [other.plugin for other in self.plugins if other is not loaded])
 
     def _implementations(self, hook: str) -> list[str]:
         return [impl.plugin_name for impl in getattr(self._manager.hook, hook).get_hookimpls()]
