@@ -1,15 +1,17 @@
 """The life of a call, from the first hook to the last. Read it from top to bottom."""
 
-from collections.abc import AsyncGenerator, Generator
+import re
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from http import HTTPStatus
 from time import perf_counter
-from typing import Any
+from typing import Any, Final
 
 import structlog
 
 from core.call import BODY_KEYS, Call, Identity, Outcome, SamplingParams
 from core.compose import compose
-from core.errors import BadRequest, CallError, WorkerLost
+from core.errors import BadRequest, CallError, PluginFault, WorkerLost
 from core.fanout import gather, merge
 from core.fleet.worker import Worker
 from core.metrics import Metrics
@@ -20,6 +22,9 @@ from core.settings import nearest
 from core.wire.lane import OutputStream
 
 log = structlog.stdlib.get_logger()
+
+#: A list in an error's text: workers quote the tokens that they refuse, and those are not for the log.
+_LIST: Final = re.compile(r"\[[^\]]*\]?")
 
 
 class Path:
@@ -38,14 +43,24 @@ class Path:
     def settling(self, call: Call) -> Generator[Outcome, None, None]:
         """The scope of a call: whatever its end, it settles here, once. The reply is written inside.
 
-        What the scope raises passes through; an error that was answered inside is told by `outcome`.
+        What the scope raises passes through, and counts as a failure; an error that was answered inside is told by `fail`.
         """
         outcome = Outcome(kind="cancelled", status=499)
         try:
             yield outcome
+        except Exception as error:
+            outcome.kind, outcome.status, outcome.error = "failed", 500, type(error).__name__
+            raise
         finally:
             outcome.seconds = perf_counter() - call.started
             self._settle(call, outcome)
+
+    def fail(self, call: Call, outcome: Outcome, error: CallError) -> None:
+        """Note the error with which a call ends. A plugin's fault is logged in full: its client learns no more than the name."""
+        outcome.kind = "refused" if error.status < HTTPStatus.INTERNAL_SERVER_ERROR else "failed"
+        outcome.status, outcome.error = error.status, error.message
+        if isinstance(error, PluginFault):
+            log.error("plugin.failed", id=call.id, plugin=error.plugin, hook=error.hook, exc_info=error.__cause__ or error)
 
     async def unary(self, call: Call, outcome: Outcome) -> GenerateReply:
         """The whole reply of a call.
@@ -54,7 +69,7 @@ class Path:
         Raises: `CallError`.
         """
         self._receive(call)
-        tried: list[Worker] = []
+        tried: dict[Worker, str] = {}
         while True:
             place = await self._place(call, tried, outcome)
             try:
@@ -79,29 +94,35 @@ class Path:
         Raises: `CallError`, on entry or from `receive`.
         """
         self._receive(call)
-        tried: list[Worker] = []
+        tried: dict[Worker, str] = {}
+        started = False
         while True:
             place = await self._place(call, tried, outcome)
-            with place.worker.serving():
-                async with merge(call, place.lane, self._lower(call, place)) as source:
-                    lifted = LiftedStream(source, call, outcome, self._registry)
-                    try:
+            try:
+                with place.worker.serving():
+                    async with merge(call, place.lane, self._lower(call, place)) as source:
+                        lifted = LiftedStream(source, call, outcome, self._registry)
                         await lifted.start()
-                    except WorkerLost as lost:
-                        self._lost(place, tried, lost)
-                        continue
-                    yield lifted
-                    return
+                        started = True
+                        yield lifted
+                        return
+            except WorkerLost as lost:
+                if started:  # what the client has read can't be taken back
+                    place.worker.suspect()
+                    raise
+                self._lost(place, tried, lost)
 
     def _receive(self, call: Call) -> None:
         self._registry.call("receive_call", call=call)
-        if unknown := [*call.unclaimed, *(f"sampling_params.{key}" for key in call.unclaimed_sampling)]:
-            raise _unknown(unknown[0])
+        for key in call.unclaimed:
+            raise _unknown(key, key, BODY_KEYS)
+        for key in call.unclaimed_sampling:
+            raise _unknown(f"sampling_params.{key}", key, SamplingParams.__struct_fields__)
         call.identity = Identity(namespace=call.cache_salt, adapter=call.adapter)
         self._registry.call("identify_call", call=call)
 
-    async def _place(self, call: Call, tried: list[Worker], outcome: Outcome) -> Placement:
-        await self._placer.gate(call)
+    async def _place(self, call: Call, tried: Mapping[Worker, str], outcome: Outcome) -> Placement:
+        await self._placer.gate(call, tried)
         place = self._placer.place(call, tried)
         outcome.worker, outcome.wire, outcome.route = place.worker.id, place.lane.wire, place.reason
         outcome.attempts += 1
@@ -113,21 +134,18 @@ class Path:
             self._registry.call("lower_call", call=call, worker=place.worker, request=request)
         return requests
 
-    def _lost(self, place: Placement, tried: list[Worker], lost: WorkerLost) -> None:
+    def _lost(self, place: Placement, tried: dict[Worker, str], lost: WorkerLost) -> None:
         """Note a lost worker, or give up with its error."""
         place.worker.suspect()
-        tried.append(place.worker)
+        tried[place.worker] = lost.message
         if len(tried) > self._retries:
             raise lost
-        log.warning("call.retried", worker=place.worker.id, reason=lost.message)
+        log.warning("call.retried", worker=place.worker.id, reason=_without_lists(lost.message))
 
     def _settle(self, call: Call, outcome: Outcome) -> None:
         self._metrics.settled(outcome)
         log.info("call.settled", id=call.id, **_summary(outcome))
-        try:
-            self._registry.call("call_settled", call=call, outcome=outcome)
-        except CallError as error:
-            log.exception("plugin.failed", id=call.id, reason=error.message)
+        self._registry.tell("call_settled", call=call, outcome=outcome)
 
 
 class LiftedStream:
@@ -172,9 +190,7 @@ class LiftedStream:
             outcome.cached_tokens = output.cached_tokens
 
 
-def _unknown(path: str) -> BadRequest:
-    parent, _, key = path.rpartition(".")
-    known = SamplingParams.__struct_fields__ if parent else BODY_KEYS
+def _unknown(path: str, key: str, known: Sequence[str]) -> BadRequest:
     return BadRequest(f"{path}: there is no such key here; {nearest(key, list(known))}", param=path)
 
 
@@ -189,5 +205,9 @@ def _summary(outcome: Outcome) -> dict[str, Any]:
         "output": outcome.output_tokens,
         "cached": outcome.cached_tokens,
         "ms": round(outcome.seconds * 1000),
-        **({"error": outcome.error} if outcome.error else {}),
+        **({"error": _without_lists(outcome.error)} if outcome.error else {}),
     }
+
+
+def _without_lists(message: str) -> str:
+    return _LIST.sub("[…]", message)

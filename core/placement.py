@@ -1,6 +1,6 @@
 """Where a call goes: the workers that may take it, the one that a policy chooses, and the lane."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
@@ -32,16 +32,16 @@ class Placer:
         self._registry = registry
         self._fleet = fleet
 
-    async def gate(self, call: Call) -> None:
-        """Wait while the workers of the call's model are paused and none is ready.
+    async def gate(self, call: Call, tried: Mapping[Worker, str]) -> None:
+        """Wait while the workers of the call's model that aren't in `tried` are paused and none is ready.
 
         Cancellation: the call leaves the gate at once.
         Raises: `NoWorker`.
         """
-        await self._fleet.gate.wait_while(lambda: self._held(call))
+        await self._fleet.gate.wait_while(lambda: self._held(call, tried))
 
-    def place(self, call: Call, tried: Collection[Worker]) -> Placement:
-        """Choose a worker that isn't in `tried`.
+    def place(self, call: Call, tried: Mapping[Worker, str]) -> Placement:
+        """Choose a worker that isn't in `tried`: those that were lost under this call, and how.
 
         Raises: `NotFound` for a model that the fleet doesn't serve, `BadRequest` when no worker's wire carries what the call needs or
         the model must be named, `NoWorker` when nobody is ready, `PluginFault`.
@@ -51,11 +51,11 @@ class Placer:
         choice: Choice | None = self._registry.call("choose_worker", call=call, workers=workers)
         if choice is None:
             raise NoWorker("no routing policy chose a worker")
-        if choice.worker not in workers:
-            raise PluginFault("routing", "choose_worker", ValueError("chose a worker that is not eligible"))
+        if not isinstance(choice, Choice) or choice.worker not in workers:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise PluginFault("a routing policy", "choose_worker", ValueError("chose what is not one of the eligible workers"))
         return Placement(choice.worker, lanes[choice.worker], choice.reason)
 
-    def _candidates(self, call: Call, tried: Collection[Worker]) -> dict[Worker, Lane]:
+    def _candidates(self, call: Call, tried: Mapping[Worker, str]) -> dict[Worker, Lane]:
         ready = [w for w in self._fleet.ready if w not in tried and _serves(w, call)]
         if not ready:
             raise self._nobody(call, tried)
@@ -68,23 +68,25 @@ class Placer:
         return lanes
 
     def _eligible(self, call: Call, workers: tuple[Worker, ...]) -> Sequence[Worker]:
+        kept = workers
         answers: list[Sequence[Worker]] = self._registry.call("eligible_workers", call=call, workers=workers)
-        kept = tuple(w for w in workers if all(w in answer for answer in answers))
+        for allowed in map(frozenset[Worker], answers):
+            kept = tuple(w for w in kept if w in allowed)
         if not kept:
             raise NoWorker("no worker is eligible for this call")
         return kept
 
-    def _held(self, call: Call) -> bool:
-        if any(_serves(w, call) for w in self._fleet.ready):
+    def _held(self, call: Call, tried: Mapping[Worker, str]) -> bool:
+        if any(w not in tried and _serves(w, call) for w in self._fleet.ready):
             return False
-        return any(w.state in _HELD and _serves(w, call) for w in self._fleet.workers.values())
+        return any(w.state in _HELD and w not in tried and _serves(w, call) for w in self._fleet.workers.values())
 
-    def _nobody(self, call: Call, tried: Collection[Worker]) -> CallError:
+    def _nobody(self, call: Call, tried: Mapping[Worker, str]) -> CallError:
         known = {name for w in self._fleet.workers.values() for name in w.models}
         if call.model and known and call.model not in known:
             return NotFound(f"The model `{call.model}` does not exist. The fleet serves {', '.join(sorted(known))}.", param="model")
         if tried:
-            return NoWorker(f"no worker is left after {', '.join(w.id for w in tried)}")
+            return NoWorker(f"no worker is left: {', '.join(f'{w.id} ({reason})' for w, reason in tried.items())}")
         states = ", ".join(f"{w.id} is {w.state} ({w.reason})" for w in self._fleet.workers.values() if w.state != "ready")
         return NoWorker(f"no worker is ready: {states or 'the fleet is empty'}")
 

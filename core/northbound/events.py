@@ -8,6 +8,7 @@ import trio
 
 from core.call import Call, Outcome
 from core.errors import CallError
+from core.northbound.headers import encode_headers
 from core.reply import GenerateChunk, Output, PromptTokensDetails, Usage
 from core.serving.client import Client
 
@@ -83,7 +84,7 @@ class EventStream:
         if not self.started:
             self.started = True
             headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
-            headers += [(name.encode(), value.encode("latin-1")) for name, value in self._headers().items()]
+            headers += encode_headers(self._headers())
             await self._client.send({"type": "http.response.start", "status": 200, "headers": headers})
         await self._client.send({"type": "http.response.body", "body": data, "more_body": not last})
 

@@ -4,7 +4,6 @@ Parse, run the path, reply. The reply is written inside the scope in which the c
 """
 
 from collections.abc import Mapping
-from http import HTTPStatus
 
 import msgspec
 
@@ -13,6 +12,7 @@ from core.call import Call, Outcome
 from core.errors import CallError, ClientGone
 from core.northbound.body import parse_call
 from core.northbound.events import EventStream
+from core.northbound.headers import encode_headers
 from core.path import Path
 from core.serving.asgi import Receive, Scope, Send
 from core.serving.client import MIB, Client, connected, read_body
@@ -32,6 +32,9 @@ class GenerateRoute:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request. Cancellation ends the call on its worker at once."""
+        if scope["method"] != "POST":
+            await send_error(send, CallError(405, f"{PATH} is not served for {scope['method']}"), {"allow": "POST"})
+            return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         try:
             data = await read_body(receive, self._settings.max_body_mib * MIB)
@@ -58,7 +61,7 @@ class GenerateRoute:
                 await send_json(client.send, 200, _encoder.encode(reply), _headers(call, outcome))
                 outcome.kind, outcome.status = "ok", 200
         except CallError as error:
-            _fail(outcome, error)
+            self._path.fail(call, outcome, error)
             await send_error(client.send, error, _headers(call, outcome))
 
     async def _stream(self, call: Call, outcome: Outcome, client: Client) -> None:
@@ -74,13 +77,8 @@ class GenerateRoute:
             except CallError as error:
                 if not events.started:
                     raise
-                _fail(outcome, error)
+                self._path.fail(call, outcome, error)
                 await events.fail(error)
-
-
-def _fail(outcome: Outcome, error: CallError) -> None:
-    outcome.kind = "refused" if error.status < HTTPStatus.INTERNAL_SERVER_ERROR else "failed"
-    outcome.status, outcome.error = error.status, error.message
 
 
 def _headers(call: Call, outcome: Outcome) -> dict[str, str]:
@@ -97,7 +95,7 @@ def _ids(id_: str | None) -> dict[str, str]:
 async def send_json(send: Send, status: int, body: bytes, headers: Mapping[str, str]) -> None:
     """A whole response. Raises what `send` raises."""
     raw = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    raw += [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+    raw += encode_headers(headers)
     await send({"type": "http.response.start", "status": status, "headers": raw})
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
