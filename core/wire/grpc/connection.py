@@ -68,6 +68,7 @@ class Connection:
         self._to_write = Signal()
         self._written_to = 0  # the highest stream that was handed to the transport
         self._heard = 0.0
+        self._reads = 0
         self._idle_since = 0.0
         self._closing = False
         self._scope = trio.CancelScope()
@@ -186,6 +187,7 @@ class Connection:
             while data := await stream.receive_some(size):
                 size = _READ_BULK if len(data) == size else _READ
                 self._heard = trio.current_time()
+                self._reads += 1
                 for event in self._protocol.receive(bytes(data)):
                     self._on_event(event)
                 if output := self._protocol.take_output():
@@ -228,10 +230,11 @@ class Connection:
             elif self._heard + limits.keepalive_interval > now:
                 await trio.sleep_until(self._heard + limits.keepalive_interval)
             else:
+                reads = self._reads
                 self._protocol.ping(next(pings).to_bytes(8, "big"))
                 self._to_write.wake()
                 await trio.sleep(limits.keepalive_timeout)
-                if self._heard <= now:
+                if self._reads == reads:
                     self._because(f"no answer to a PING within {limits.keepalive_timeout:g} s (keepalive_timeout)")
                     self._scope.cancel()
                     return
