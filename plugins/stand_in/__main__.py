@@ -1,0 +1,53 @@
+"""`python -m plugins.stand_in`: run one stand-in worker."""
+
+import asyncio
+from typing import Any
+
+import click
+
+from plugins.stand_in.options import Options
+from plugins.stand_in.server import run
+
+_DEFAULTS = Options()
+
+
+def _option(name: str, help_text: str, **settings: Any) -> Any:
+    return click.option(name, default=getattr(_DEFAULTS, name[2:].split("/")[0].replace("-", "_")), help=help_text, **settings)
+
+
+@click.command(context_settings={"show_default": True})
+@_option("--host", "Address that both servers listen on.")
+@_option("--grpc-port", "0: any free port.", type=click.IntRange(0, 65535))
+@_option("--http-port", "0: any free port.", type=click.IntRange(0, 65535))
+@_option("--model", "Id of the model.")
+@click.option("--served-model-name", "served_model_names", multiple=True, help="Name, then aliases.  [default: the model]")
+@_option("--max-model-len", "Tokens of prompt and output.", type=click.IntRange(2))
+@_option("--vocab-size", "Tokens in the vocabulary; the first 256 are bytes.", type=click.IntRange(257))
+@_option("--eos-token-id", "The token that ends a sequence.", type=click.IntRange(0))
+@_option("--max-logprobs", "Most candidates per position; -1: no limit.", type=click.IntRange(-1))
+@_option("--world-size", "Ranks of this worker.", type=click.IntRange(1))
+@_option("--block-size", "Tokens in a block of the prefix cache.", type=click.IntRange(1))
+@_option("--cache-blocks", "Blocks that the prefix cache keeps.", type=click.IntRange(0))
+@_option("--enable-lora/--no-enable-lora", "Accept LoRA adapters.")
+@_option("--enable-sleep-mode/--no-enable-sleep-mode", "Accept sleep and wake-up.")
+@_option("--weight-transfer-backend", "`nccl` is checked as vLLM does; another name takes anything; empty: none.")
+@_option("--token-delay", "Seconds before each token.", type=click.FloatRange(0))
+@_option("--stream-interval", "Tokens per streamed message, after the first.", type=click.IntRange(1))
+@_option("--shutdown-timeout", "Seconds that running calls may go on after SIGTERM.", type=click.FloatRange(0))
+@click.option("--exit-with-parent", is_flag=True, help="End when stdin closes.")
+def main(**settings: Any) -> None:
+    """A worker that keeps vLLM 0.33's contract on gRPC and HTTP, without a model.
+
+    Prints one JSON line with its ports when it is ready.
+    """
+    options = Options(**settings)
+    if options.eos_token_id >= options.vocab_size:
+        raise click.BadParameter(f"must be below --vocab-size, {options.vocab_size}", param_hint="--eos-token-id")
+    try:
+        asyncio.run(run(options))
+    except OSError as error:
+        raise click.ClickException(f"can't listen on {options.host}: {error}") from error
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m plugins.stand_in")

@@ -1,0 +1,152 @@
+"""The engine: one object that both wires speak to."""
+
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+from plugins.stand_in.engine.adapters import Adapter, Adapters
+from plugins.stand_in.engine.call import Call, Event, PromptRead, Row
+from plugins.stand_in.engine.checks import Plan, check
+from plugins.stand_in.engine.generation import Generation
+from plugins.stand_in.engine.handoff import cached_remotely, handed_over
+from plugins.stand_in.engine.model import Context, Distribution, Model
+from plugins.stand_in.engine.prefix_cache import PrefixCache
+from plugins.stand_in.engine.refusal import EngineDead, Paused, Problem, Refused
+from plugins.stand_in.engine.scheduler import PauseMode, Scheduler
+from plugins.stand_in.engine.weights import Weights
+from plugins.stand_in.options import Options
+
+
+class Engine:
+    """A worker without its wires: calls, pauses, weights, adapters, caches.
+
+    Once it is dead (`scheduler.dead`), calls raise `EngineDead` and administration is refused as INTERNAL, for good.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.scheduler = Scheduler(options.token_delay)
+        self.weights = Weights(options.weight_transfer_backend, options.world_size)
+        self.adapters = Adapters(enabled=options.enable_lora, reserved=options.names)
+        self.prefix_cache = PrefixCache(options.block_size, options.cache_blocks)
+        self.prompt_tokens = 0  #: of all calls that made a token
+        self.output_tokens = 0  #: of all calls
+        self._model = Model(options.vocab_size)
+
+    def admit(self, call: Call) -> Plan:
+        """Check a call before anything of it is answered. Refused: INVALID; `EngineDead`."""
+        plan = check(call, self.options)
+        if self.scheduler.dead:
+            raise EngineDead
+        return plan
+
+    async def run(self, plan: Plan) -> AsyncGenerator[Event, None]:
+        """Run an admitted call: `PromptRead` with the first token, then steps, the last of them with the finish.
+
+        The first token is a step of its own, then each step has `stream_interval` tokens (vLLM's output processor).
+
+        Raises `Paused` (after `PromptRead`, as vLLM 0.33 does), `EngineDead`, or why the server ends its calls.
+        Closing the generator takes the call out of the engine.
+        """
+        generation = Generation(plan, self.options, lambda context: self._distribution(context, plan.call.adapter))
+        with self.scheduler.enter(plan.call.request_id) as entry:
+            try:
+                moving = await self.scheduler.start(entry)
+            except Paused:
+                yield PromptRead(plan.prompt)
+                raise
+            prompt = PromptRead(plan.prompt, await self._prefill(plan, generation) if moving else None)
+            sent = False
+            while generation.finish is None:
+                if moving:
+                    self._forward(generation)
+                else:
+                    generation.abort()
+                if generation.finish is not None:
+                    self._complete(plan, generation)
+                if generation.finish is not None or not sent or generation.pending >= plan.call.stream_interval:
+                    if not sent:
+                        yield prompt
+                    yield generation.take()
+                    sent = True
+                if generation.finish is None:
+                    moving = await self.scheduler.turn(entry)
+
+    async def pause(self, mode: PauseMode, *, clear_cache: bool) -> None:
+        """Pause; returns when the engine is idle. Cancelled while it waits, the engine stays paused."""
+        with self.utility("pause_generation"):
+            await self.scheduler.pause(mode)
+            if clear_cache:
+                self.prefix_cache.clear()
+
+    async def sleep(self, level: int, mode: PauseMode) -> None:
+        """Pause, and from level 1 on drop the KV cache and move the weights away; level 2 loses them.
+
+        Refused: INTERNAL without sleep mode (the gRPC server checks that before it asks).
+        """
+        with self.utility("sleep"):
+            if not self.options.enable_sleep_mode:
+                raise ValueError("sleep mode is not enabled")
+            await self.scheduler.pause(mode)
+            self.scheduler.sleep({"weights", "kv_cache"} if level else set())
+            if level:
+                self.prefix_cache.clear()
+            if level >= 2:
+                self.weights.lose()
+
+    def wake_up(self, tags: list[str]) -> None:
+        """Wake up what the tags name (none: everything); unknown tags are fine."""
+        with self.utility("wake_up"):
+            if not self.options.enable_sleep_mode:
+                raise ValueError("sleep mode is not enabled")
+            self.scheduler.wake(set(tags) or {"weights", "kv_cache"})
+
+    @contextmanager
+    def utility(self, method: str) -> Iterator[None]:
+        """Something asked of the engine itself; `method` names it in errors.
+
+        Refused: INTERNAL when the engine is dead, or where the block raises ValueError because the engine can't do it.
+        """
+        if self.scheduler.dead:
+            raise Refused(Problem.INTERNAL, f"{method} failed: engine core reported fatal failure")
+        try:
+            yield
+        except ValueError as error:
+            raise Refused(Problem.INTERNAL, f"{method} failed: {error}") from error
+
+    def _distribution(self, context: Context, adapter: Adapter | None) -> Distribution:
+        weights = self.weights.identity + (adapter.weights if adapter else b"")
+        return self._model.distribution(context, weights)
+
+    async def _prefill(self, plan: Plan, generation: Generation) -> Sequence[Row] | None:
+        call = plan.call
+        self._demand_weights()
+        self.prompt_tokens += len(plan.prompt)
+        reads = not call.bypass_prefix_cache and call.sampling.prompt_logprobs is None
+        found = self.prefix_cache.find(plan.prompt, _namespace(call)) if reads else 0
+        remote = cached_remotely(plan)
+        generation.cached_tokens = found if remote is None else remote
+        self.prefix_cache.store(plan.prompt, _namespace(call))
+        return await generation.prompt_rows()
+
+    def _forward(self, generation: Generation) -> None:
+        self._demand_weights()
+        generation.forward(self.weights.version)
+        self.output_tokens += 1
+
+    def _demand_weights(self) -> None:
+        if self.weights.meta:
+            self.scheduler.die()
+            raise EngineDead
+
+    def _complete(self, plan: Plan, generation: Generation) -> None:
+        # The last token was never computed on, so its KV does not exist.
+        self.prefix_cache.store([*plan.prompt, *generation.output[:-1]], _namespace(plan.call))
+        if generation.finish is not None and generation.finish.reason != "abort":
+            params = handed_over(plan, generation.cached_tokens, self.options)
+            generation.finish = replace(generation.finish, kv_transfer_params=params)
+
+
+def _namespace(call: Call) -> bytes:
+    """What must be equal for two calls to share KV blocks: salt and adapter."""
+    return (call.salt or "").encode() + b"\0\0" + (call.adapter.namespace if call.adapter else b"")

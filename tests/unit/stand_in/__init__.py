@@ -1,0 +1,1 @@
+"""The stand-in worker, driven over real sockets by stock clients."""
