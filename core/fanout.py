@@ -59,19 +59,27 @@ class _Merged:
         self._sources: list[OutputStream] = []
         self._open = count
         # A slow reader holds the workers back by flow control, not by memory here.
-        self._send, self._receive = trio.open_memory_channel[list[Output]](0)
+        self._send, self._receive = trio.open_memory_channel[list[Output] | CallError](0)
 
     async def feed(self, call: Call, lane: Lane, request: Any, index: int) -> None:
-        async with lane.stream(call, request, index) as source:
-            self._sources.append(source)
-            while outputs := await source.receive():
-                await self._send.send(outputs)
-        await self._send.send([])
+        try:
+            async with lane.stream(call, request, index) as source:
+                self._sources.append(source)
+                while outputs := await source.receive():
+                    await self._send.send(outputs)
+        except CallError as error:
+            # Handed over, not raised: it must not cancel the reader in the middle of a write.
+            await self._send.send(error)
+        else:
+            await self._send.send([])
 
     async def receive(self) -> list[Output]:
         while self._open:
-            if outputs := await self._receive.receive():
-                return outputs
+            message = await self._receive.receive()
+            if isinstance(message, CallError):
+                raise message
+            if message:
+                return message
             self._open -= 1
         return []
 

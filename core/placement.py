@@ -68,10 +68,9 @@ class Placer:
         return lanes
 
     def _eligible(self, call: Call, workers: tuple[Worker, ...]) -> Sequence[Worker]:
-        kept = workers
         answers: list[Sequence[Worker]] = self._registry.call("eligible_workers", call=call, workers=workers)
-        for allowed in map(frozenset[Worker], answers):
-            kept = tuple(w for w in kept if w in allowed)
+        allowed = [frozenset(answer) for answer in answers]
+        kept = tuple(w for w in workers if all(w in some for some in allowed))
         if not kept:
             raise NoWorker("no worker is eligible for this call")
         return kept

@@ -30,13 +30,20 @@ class EventStream:
         self._headers = headers
         self._interval = interval
         self._written = trio.current_time()
+        self._writing = trio.Lock()
+        self._ended = False
+        self._output_tokens = 0
         self.started = False
 
     async def keep_alive(self) -> None:
         """Write a comment whenever nothing was written for an interval. Runs beside the writing, until cancelled."""
         while self._interval:
             await trio.sleep_until(self._written + self._interval)
-            if trio.current_time() >= self._written + self._interval:
+            if self._ended:
+                break
+            if self._writing.locked():  # a client that reads slowly needs no comment
+                self._written = trio.current_time()
+            elif trio.current_time() >= self._written + self._interval:
                 await self._send(_COMMENT)
         await trio.sleep_forever()
 
@@ -48,7 +55,7 @@ class EventStream:
         """The usage, if it was asked for, and the end."""
         usage = b""
         if self._call.stream_options.include_usage:
-            usage = _data(GenerateChunk(request_id=self._call.id, choices=[], usage=self._usage()))
+            usage = _data(GenerateChunk(request_id=self._call.id, choices=[], usage=self._usage(self._outcome.output_tokens)))
         await self._send(usage + _DONE, last=True)
 
     async def fail(self, error: CallError) -> None:
@@ -56,11 +63,13 @@ class EventStream:
         await self._send(_data(error.body) + _DONE, last=True)
 
     def _event(self, output: Output) -> bytes:
+        # Counted here once more: the outcome knows of the later outputs of this write already.
+        self._output_tokens += len(output.choice.token_ids)
         return _data(
             GenerateChunk(
                 request_id=self._call.id,
                 choices=[output.choice],
-                usage=self._usage() if self._call.stream_options.continuous_usage_stats else None,
+                usage=self._usage(self._output_tokens) if self._call.stream_options.continuous_usage_stats else None,
                 prompt_logprobs=output.prompt_logprobs,
                 prompt_token_ids=output.prompt_token_ids,
                 mm_placeholders=output.mm_placeholders,
@@ -69,24 +78,33 @@ class EventStream:
             )
         )
 
-    def _usage(self) -> Usage:
-        outcome = self._outcome
-        cached = outcome.cached_tokens
+    def _usage(self, output_tokens: int) -> Usage:
+        prompt_tokens, cached = self._outcome.prompt_tokens, self._outcome.cached_tokens
         return Usage(
-            outcome.prompt_tokens,
-            outcome.output_tokens,
-            outcome.prompt_tokens + outcome.output_tokens,
+            prompt_tokens,
+            output_tokens,
+            prompt_tokens + output_tokens,
             None if cached is None else PromptTokensDetails(cached),
         )
 
     async def _send(self, data: bytes, *, last: bool = False) -> None:
-        self._written = trio.current_time()
-        if not self.started:
-            self.started = True
-            headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
-            headers += encode_headers(self._headers())
-            await self._client.send({"type": "http.response.start", "status": 200, "headers": headers})
-        await self._client.send({"type": "http.response.body", "body": data, "more_body": not last})
+        try:
+            self._writing.acquire_nowait()
+        except trio.WouldBlock:  # a comment is under way
+            await self._writing.acquire()
+        try:
+            self._ended = last
+            self._written = trio.current_time()
+            if not self.started:
+                self.started = True
+                await self._client.send({"type": "http.response.start", "status": 200, "headers": self._head()})
+            await self._client.send({"type": "http.response.body", "body": data, "more_body": not last})
+        finally:
+            self._writing.release()
+
+    def _head(self) -> list[tuple[bytes, bytes]]:
+        head = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+        return head + encode_headers(self._headers())
 
 
 def _data(value: msgspec.Struct) -> bytes:

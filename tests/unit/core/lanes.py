@@ -33,7 +33,8 @@ class RefusedAtEntry(Exception):
 
 
 class ScriptedLane:
-    """`core.wire.lane.Lane`. Request number k follows script number k; the last script is for all that come after.
+    """`core.wire.lane.Lane`. Request number k follows script number k (output number k, of a call that wants several); the last
+    script is for all that come after.
 
     `max_model_len` is 100.
     """
@@ -54,7 +55,7 @@ class ScriptedLane:
         return lower_to_grpc(call, index=index, max_model_len=100)
 
     async def generate(self, call: Call, request: GenerateRequest, index: int) -> Output:
-        with self._asked(request) as script:
+        with self._asked(call, request, index) as script:
             whole: list[Output] = []
             for step in script:
                 await trio.lowlevel.checkpoint()
@@ -63,7 +64,7 @@ class ScriptedLane:
 
     @asynccontextmanager
     async def stream(self, call: Call, request: GenerateRequest, index: int) -> AsyncGenerator["ScriptedStream", None]:
-        with self._asked(request) as script:
+        with self._asked(call, request, index) as script:
             if script and isinstance(refused := script[0], RefusedAtEntry):
                 raise refused.error
             stream = ScriptedStream(self, script, index)
@@ -71,8 +72,8 @@ class ScriptedLane:
             self.cancelled += bool(stream.left)
 
     @contextmanager
-    def _asked(self, request: GenerateRequest) -> Generator[Script, None, None]:
-        number = len(self.requests)
+    def _asked(self, call: Call, request: GenerateRequest, index: int) -> Generator[Script, None, None]:
+        number = index if (call.sampling.n or 1) > 1 else len(self.requests)
         self.requests.append(request)
         self.open += 1
         self.most_open = max(self.most_open, self.open)

@@ -123,7 +123,7 @@ class Browser:
 
     async def send(self, message: Message) -> None:
         await trio.lowlevel.checkpoint()
-        if self.reads:
+        if self.reads is not None:
             with trio.CancelScope(shield=True):  # as hypercorn's trio worker does
                 await self.reads.wait()
         self.messages.append(message)
