@@ -7,7 +7,7 @@ from functools import partial
 import click
 
 from core.proxy import open_asgi
-from core.registry import load_plugins
+from core.registry import Registry, load_plugins
 from core.serving.server import ServeOptions
 from core.serving.server import serve as run_server
 from core.settings import Settings, SettingsError, load_settings
@@ -32,14 +32,14 @@ def serve(config: str | None, host: str | None, port: int | None) -> None:
 
     The first SIGTERM or SIGINT lets calls in flight finish, for [server] shutdown_timeout seconds; the second ends them.
     """
-    settings = _settings(config)
+    settings, registry = _load(config)
     options = ServeOptions(
         host=settings.server.host if host is None else host,
         port=settings.server.port if port is None else port,
         shutdown_timeout=settings.server.shutdown_timeout,
         stall_timeout=settings.server.stall_timeout,
     )
-    sys.exit(run_server(partial(open_asgi, settings), options))
+    sys.exit(run_server(partial(open_asgi, settings, registry), options))
 
 
 @main.command()
@@ -47,10 +47,8 @@ def serve(config: str | None, host: str | None, port: int | None) -> None:
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def plugins(config: str | None, as_json: bool) -> None:
     """List the plugins that are loaded: from which distribution, with their hooks; then each hook's plugins in call order."""
-    try:
-        described = load_plugins(_settings(config)).describe()
-    except SettingsError as error:
-        raise click.ClickException(str(error)) from error
+    _, registry = _load(config)
+    described = registry.describe()
     if as_json:
         click.echo(json.dumps(described, indent=2))
         return
@@ -61,9 +59,10 @@ def plugins(config: str | None, as_json: bool) -> None:
         click.echo(f"{hook:<20} {' → '.join(order)}")
 
 
-def _settings(config: str | None) -> Settings:
+def _load(config: str | None) -> tuple[Settings, Registry]:
     try:
-        return load_settings(config)
+        settings = load_settings(config)
+        return settings, load_plugins(settings)
     except SettingsError as error:
         raise click.ClickException(str(error)) from error
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -17,6 +17,7 @@ class Metrics:
     """The proxy's own metrics. Labels are bounded: outcomes, wires, and the workers of the fleet."""
 
     def __init__(self, fleet: Fleet) -> None:
+        disable_created_metrics()  # as many series again, which nobody charts
         self.registry = CollectorRegistry()
         self._calls = Counter("headrace_calls", "Calls that have settled", ["outcome", "worker", "wire"], registry=self.registry)
         self._attempts = Counter("headrace_call_retries", "Further workers that were tried for calls", registry=self.registry)

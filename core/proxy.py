@@ -78,7 +78,7 @@ async def open_proxy(settings: Settings, registry: Registry | None = None) -> As
 
 
 @asynccontextmanager
-async def open_asgi(settings: Settings) -> AsyncGenerator[ASGIApp, None]:
+async def open_asgi(settings: Settings, registry: Registry | None = None) -> AsyncGenerator[ASGIApp, None]:
     """`open_proxy`, as what an ASGI host wants of it. Raises as it does."""
-    async with open_proxy(settings) as proxy:
+    async with open_proxy(settings, registry) as proxy:
         yield proxy.asgi

@@ -10,6 +10,7 @@ from grpclib.exceptions import GRPCError
 from msgspec import Struct
 
 from core.fleet.worker import WorkerInfo
+from core.wire import Channel, ConnectionLost
 from core.wire.generated.grpc.health.v1 import HealthCheckRequest, HealthCheckResponseServingStatus, HealthStub
 from core.wire.generated.vllm import (
     ControlStub,
@@ -20,7 +21,6 @@ from core.wire.generated.vllm import (
     ParallelismInfo,
     RlCapabilities,
 )
-from core.wire import Channel, ConnectionLost
 from core.wire.http_lane import PATH
 from core.wire.needs import PYTHON_HTTP_CAN, RUST_HTTP_CAN
 

@@ -9,8 +9,8 @@ from grpclib.exceptions import GRPCError
 from core.call import Call
 from core.errors import CallError, from_grpc
 from core.reply import Output
-from core.wire.generated.inference_pb2 import GenerateRequest, GenerateResponse, PromptInfo
 from core.wire import Channel, Stream
+from core.wire.generated.inference_pb2 import GenerateRequest, GenerateResponse, PromptInfo
 from core.wire.grpc_lifting import lift_from_grpc
 from core.wire.grpc_lowering import lower_to_grpc
 from core.wire.needs import GRPC_CAN, Wire

@@ -1,5 +1,52 @@
 """Stand-in: a worker of our own that keeps vLLM's contract without a model.
 
-When no worker is configured, headrace has somebody to speak to: one process with vLLM's two wires (gRPC and HTTP), whose tokens are
+When no worker is configured, headrace has somebody to speak to: processes with vLLM's two wires (gRPC and HTTP), whose tokens are
 made up, yet depend on the prompt, the seed, the weights and the adapter. Run one by hand with `python -m plugins.stand_in`.
 """
+
+from collections.abc import Awaitable, Callable
+
+import structlog
+import trio
+from msgspec import field
+
+from core import PluginSettings, Proxy, WorkerSettings, hookimpl
+from plugins.stand_in.process import stand_in_process
+
+log = structlog.stdlib.get_logger()
+
+
+class Settings(PluginSettings, frozen=True):
+    """`[plugins.stand-in]`."""
+
+    #: How many processes, and so workers.
+    workers: int = 1
+    #: More of the command line of `python -m plugins.stand_in`, for each of them.
+    arguments: list[str] = field(default_factory=list)
+
+
+class StandIn:
+    """Starts the processes, and serves them as workers, when the settings name no worker."""
+
+    settings_type = Settings
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    @hookimpl
+    def run_service(self, proxy: Proxy) -> Callable[[], Awaitable[None]] | None:
+        """See `core.hookspecs`."""
+        if proxy.settings.workers:
+            return None
+
+        async def service() -> None:
+            log.warning("stand_in.started", reason="no worker is configured: every token is made up, there is no model")
+            async with trio.open_nursery() as nursery:
+                for number in range(self._settings.workers):
+                    nursery.start_soon(self._serve, proxy, f"stand-in-{number}")
+
+        return service
+
+    async def _serve(self, proxy: Proxy, name: str) -> None:
+        async with stand_in_process(*self._settings.arguments) as address:
+            await proxy.fleet.serve(WorkerSettings(id=name, grpc=address.grpc, http=address.http))
