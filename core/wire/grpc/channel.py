@@ -172,10 +172,15 @@ async def _secure(stream: trio.SocketStream, context: ssl.SSLContext, server_nam
     secure = trio.SSLStream(stream, context, server_hostname=server_name, https_compatible=True)
     try:
         await secure.do_handshake()
-    except trio.BrokenResourceError as error:
-        raise trio.BrokenResourceError(f"the TLS handshake failed: {error.__cause__ or error}") from error
-    protocol = secure.selected_alpn_protocol()
-    if protocol != "h2":
-        await trio.aclose_forcefully(secure)
-        raise trio.BrokenResourceError(f"the worker's TLS does not offer HTTP/2 (ALPN h2); it chose {protocol!r}")
+        _check_protocol(secure.selected_alpn_protocol())
+    except BaseException as error:
+        await trio.aclose_forcefully(stream)
+        if isinstance(error.__cause__, ssl.SSLError):
+            raise trio.BrokenResourceError(f"the TLS handshake failed: {error.__cause__}") from error
+        raise
     return secure
+
+
+def _check_protocol(chosen: str | None) -> None:
+    if chosen != "h2":
+        raise trio.BrokenResourceError(f"the worker's TLS does not offer HTTP/2 (ALPN h2); it chose {chosen!r}")

@@ -56,6 +56,9 @@ class Deadlines:
         self._dead = 0
         self._scope = trio.CancelScope()
 
+    def __len__(self) -> int:
+        return len(self._heap)
+
     def add(self, at: float, expire: Callable[[], None]) -> Timer:
         """Have `expire` called at `at` (trio's time); it must neither block nor raise."""
         self._order += 1

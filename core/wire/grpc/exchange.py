@@ -22,8 +22,12 @@ if TYPE_CHECKING:
     from core.wire.grpc.connection import Connection
     from core.wire.grpc.pool import Pool
 
-ATTEMPTS = 3
-"""How many connections a call is tried on, when the worker refuses it unseen each time."""
+ATTEMPTS = 5
+"""How often a call is made when the worker refuses it unseen each time."""
+
+_PAUSE = 0.001
+"""Seconds before the second attempt, four times as long before each later one. A worker that refuses streams at its
+limit may count one for a moment longer than we do."""
 
 
 class Exchange:
@@ -79,6 +83,8 @@ class Exchange:
         """
         self._body = body if end else None
         while True:
+            if self._attempts:
+                await trio.sleep(_PAUSE * 4 ** (self._attempts - 1))
             if self.deadline <= trio.current_time():
                 self._expire()
             self.raise_for_end()

@@ -62,26 +62,19 @@ class Pool:
         ended with meanwhile.
         """
         self._waiting[exchange] = None
+        if self._closed:
+            self._refuse(exchange, f"{self._name}: the channel is closed")
         try:
-            if self._closed:
-                self._refuse(exchange, f"{self._name}: the channel is closed")
-            while exchange.ended is None:
-                self._serve()
-                connection = self._waiting[exchange]
-                if connection is None:
-                    await exchange.writable.wait()
-                    continue
-                self._release(exchange, connection)
-                if connection.takes_calls:
-                    return connection
+            connection = await self._turn(exchange)
         finally:
-            connection = self._waiting[exchange]
-            if connection is not None:
-                self._release(exchange, connection)
-            del self._waiting[exchange]
+            granted = self._waiting.pop(exchange)
+            if granted is not None:
+                granted.reserved -= 1
+        if connection is None:
             self._serve()
-        exchange.raise_for_end()
-        raise AssertionError("a call can't end well before it began")
+            exchange.raise_for_end()
+            raise AssertionError("a call can't end well before it began")
+        return connection
 
     async def close(self) -> None:
         """End all calls and connections. Cancellation: what is left has to be cut."""
@@ -126,6 +119,20 @@ class Pool:
 
     # -- private --
 
+    async def _turn(self, exchange: Exchange) -> Connection | None:
+        """Wait in the queue; None when the call has ended meanwhile."""
+        while exchange.ended is None:
+            self._serve()
+            connection = self._waiting[exchange]
+            if connection is None:
+                await exchange.writable.wait()
+            elif connection.takes_calls and connection.load <= connection.max_streams:
+                return connection
+            else:  # it went away, or took fewer calls, in the very tick in which it was granted
+                connection.reserved -= 1
+                self._waiting[exchange] = None
+        return None
+
     def _serve(self) -> None:
         """Give connections to those who wait, in their order, as far as there are any."""
         for exchange, granted in self._waiting.items():
@@ -136,10 +143,6 @@ class Pool:
                 connection.reserved += 1
                 self._waiting[exchange] = connection
                 exchange.writable.wake()
-
-    def _release(self, exchange: Exchange, connection: Connection) -> None:
-        connection.reserved -= 1
-        self._waiting[exchange] = None
 
     def _choose(self) -> Connection | None:
         connection = self._least_loaded(self._limits.streams_per_connection)

@@ -1,6 +1,7 @@
 """Real gRPC servers for the channel to talk to, each in threads of its own: grpcio's and grpclib's."""
 
 import asyncio
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
@@ -109,22 +110,23 @@ class Service:
 def grpclib_server(*services: Any) -> Iterator[int]:
     """grpclib's own server on an asyncio loop in a thread; yields its port."""
     loop = asyncio.new_event_loop()
-    server = GrpclibServer(list(services))
+    listener = socket.create_server(("127.0.0.1", 0))
 
-    async def start() -> int:
-        await server.start("127.0.0.1", 0)
-        assert server._server is not None
-        return server._server.sockets[0].getsockname()[1]  # type: ignore[attr-defined]
+    async def start() -> GrpclibServer:
+        server = GrpclibServer(list(services))  # belongs to the loop that runs when it's made
+        await server.start(sock=listener)
+        return server
 
-    async def stop() -> None:
+    async def stop(server: GrpclibServer) -> None:
         server.close()
         await server.wait_closed()
 
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     try:
-        yield asyncio.run_coroutine_threadsafe(start(), loop).result(10)
-        asyncio.run_coroutine_threadsafe(stop(), loop).result(10)
+        server = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
+        yield listener.getsockname()[1]
+        asyncio.run_coroutine_threadsafe(stop(server), loop).result(10)
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join(10)

@@ -10,6 +10,7 @@ from h2.events import ConnectionTerminated, DataReceived, PingReceived, RequestR
 from trio.testing import wait_all_tasks_blocked
 
 from core.wire.grpc import Cardinality, Channel, ChannelLimits, ConnectionLost, GRPCError, Status, channel_over
+from core.wire.grpc.exchange import ATTEMPTS
 from tests.unit.wire.peer import HEAD, Network, Peer, channel_to
 from tests.unit.wire.servers import Raw
 
@@ -382,11 +383,11 @@ async def test_calls_killed_for_going_too_fast_say_so(network, nursery):
         assert "ENHANCE_YOUR_CALM (too_many_resets)" in (outcome.error.message or "")
 
 
-async def test_a_refused_stream_is_made_again_a_few_times(network, nursery):
+async def test_a_refused_stream_is_made_again_a_few_times(network, nursery, autojump_clock):
     async with channel_to(network) as channel:
         outcome = call(nursery, channel, b"payload")
         peer = await network.accept()
-        for _ in range(3):
+        for _ in range(ATTEMPTS):
             stream_id = await peer.request()
             assert (await peer.expect(DataReceived)).data == b"\0\0\0\0\x07payload"
             peer.h2.reset_stream(stream_id, ErrorCodes.REFUSED_STREAM)
