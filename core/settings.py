@@ -4,7 +4,9 @@ import difflib
 import os
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, cast, get_args
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -48,7 +50,7 @@ class WorkerSettings(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("a worker needs grpc = 'host:port', http = 'http://host:port', or both")
         if self.grpc:
             split_address(self.grpc)
-        if self.http and not self.http.startswith(("http://", "https://")):
+        if self.http and not _is_url(self.http):
             raise ValueError(f"http: {self.http!r} is not a URL; write http://host:port")
 
     @property
@@ -149,10 +151,12 @@ def load_settings(path: str | None = None) -> Settings:
             text = file.read_text(encoding="utf-8")
         except OSError as error:
             raise SettingsError(f"{file}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise SettingsError(f"{file}: it is not UTF-8: {error.reason} at byte {error.start}") from error
     settings = parse_settings(text, source=str(file))
     if workers := os.environ.get("HEADRACE_WORKERS"):
         settings = msgspec.structs.replace(settings, workers=parse_workers(workers))
-    _check_ids(settings.workers)
+    _check_workers(settings.workers)
     return settings
 
 
@@ -165,7 +169,11 @@ def parse_settings(text: str, *, source: str = "headrace.toml") -> Settings:
     if isinstance(table.get("plugins"), dict):
         plugins: dict[str, Any] = table["plugins"]
         names = {key: value for key, value in plugins.items() if key in {"enable", "disable"}}
-        table["plugins"] = {**names, "sections": {key: value for key, value in plugins.items() if key not in names}}
+        sections = {key: value for key, value in plugins.items() if key not in names}
+        for key, section in sections.items():
+            if not isinstance(section, dict):
+                raise SettingsError(f"{source}: plugins.{key}: this is a plugin's section, so write [plugins.{key}]")
+        table["plugins"] = {**names, "sections": sections}
     return convert_settings(table, Settings, source=source)
 
 
@@ -176,7 +184,7 @@ def convert_settings(table: Any, type_: type[T], *, source: str, path: str = "")
         return msgspec.convert(table, type_)
     except msgspec.ValidationError as error:
         message, _, where = str(error).partition(" - at `$")
-        key = f"{path}{where.rstrip('`')}".lstrip(".").replace("plugins.sections", "plugins")
+        key = f"{path}{where.rstrip('`')}".lstrip(".")
         raise SettingsError(f"{source}: {key}: {message}" if key else f"{source}: {message}") from error
 
 
@@ -189,7 +197,10 @@ def parse_workers(text: str) -> list[WorkerSettings]:
             scheme, separator, address = url.partition("://")
             if not separator or not address or scheme not in {"grpc", "http", "https"}:
                 raise SettingsError(f"HEADRACE_WORKERS: {url!r}: write grpc://host:port, http://host:port, or both joined by +")
-            addresses["grpc" if scheme == "grpc" else "http"] = address if scheme == "grpc" else url
+            wire = "grpc" if scheme == "grpc" else "http"
+            if wire in addresses:
+                raise SettingsError(f"HEADRACE_WORKERS: {item!r} names two {wire} servers; part workers by a comma")
+            addresses[wire] = address if scheme == "grpc" else url
         workers.append(convert_settings(addresses, WorkerSettings, source="HEADRACE_WORKERS", path=item))
     return workers
 
@@ -197,7 +208,7 @@ def parse_workers(text: str) -> list[WorkerSettings]:
 def split_address(address: str) -> tuple[str, int]:
     """`host:port` (`[::1]:port` for IPv6) as host and port. Raises: `ValueError`."""
     host, separator, port = address.rpartition(":")
-    if not separator or not host or not port.isdigit() or not 0 < int(port) < 65536:
+    if not separator or not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
         raise ValueError(f"grpc: {address!r} is not host:port")
     return host.strip("[]"), int(port)
 
@@ -205,26 +216,52 @@ def split_address(address: str) -> tuple[str, int]:
 def nearest(word: str, known: list[str]) -> str:
     """The hint for a name that isn't known: the nearest one that is, or all of them."""
     close = difflib.get_close_matches(word, known, n=1)
+    if not known:
+        return "there are none"
     return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(sorted(known))}"
 
 
-def _check_ids(workers: list[WorkerSettings]) -> None:
+def _is_url(text: str) -> bool:
+    try:
+        url = urlsplit(text)
+        return url.scheme in ("http", "https") and bool(url.hostname) and (url.port or 80) > 0
+    except ValueError:  # the port is none
+        return False
+
+
+def _check_workers(workers: list[WorkerSettings]) -> None:
     seen: set[str] = set()
     for worker in workers:
         if worker.name in seen:
             raise SettingsError(f"workers: {worker.name!r} is there twice; give each its own id")
         seen.add(worker.name)
+        if worker.api_key_env and not os.environ.get(worker.api_key_env):
+            raise SettingsError(f"workers: {worker.name!r}: api_key_env names {worker.api_key_env}, which is not set")
 
 
 def _check_keys(table: Any, type_: Any, source: str, path: str) -> None:
     """Walk the table beside the type, so that an unknown key is reported with its neighbours' names."""
-    struct = _struct_in(type_)
-    if struct is None:
+    if isinstance(type_, type) and issubclass(type_, Struct):
+        _check_struct(table, type_, source, path)
         return
-    if isinstance(table, list):
-        for i, item in enumerate(cast("list[Any]", table)):
-            _check_keys(item, struct, source, f"{path}[{i}]")
-        return
+    inner = get_args(type_)
+    match table, get_origin(type_):
+        case list(), origin if origin is list:
+            for i, item in enumerate(cast("list[Any]", table)):
+                _check_keys(item, inner[0], source, f"{path}[{i}]")
+        case dict(), origin if origin is dict:
+            for key, value in cast("dict[str, Any]", table).items():
+                _check_keys(value, inner[1], source, f"{path}.{key}")
+        case dict() | list(), origin if origin in (Union, UnionType):
+            # Of two alternatives of a kind, msgspec alone knows which is meant.
+            fitting = [each for each in inner if _fits(table, each)]
+            if len(fitting) == 1:
+                _check_keys(table, fitting[0], source, path)
+        case _:
+            pass
+
+
+def _check_struct(table: Any, struct: type[Struct], source: str, path: str) -> None:
     if not isinstance(table, dict):
         return
     fields = {f.encode_name: f.type for f in msgspec.structs.fields(struct)}
@@ -235,8 +272,8 @@ def _check_keys(table: Any, type_: Any, source: str, path: str) -> None:
         _check_keys(value, fields[key], source, where)
 
 
-def _struct_in(type_: Any) -> type[Struct] | None:
-    """The Struct that a field's type is, or holds (`list[X]`, `X | None`)."""
-    if isinstance(type_, type) and issubclass(type_, Struct):
-        return type_
-    return next((struct for arg in get_args(type_) if (struct := _struct_in(arg))), None)
+def _fits(table: Any, type_: Any) -> bool:
+    kind = get_origin(type_) or type_
+    if isinstance(kind, type) and issubclass(kind, Struct):
+        kind = dict
+    return kind is (dict if isinstance(table, dict) else list)
