@@ -17,7 +17,7 @@ import structlog
 from msgspec import Struct
 
 from core.errors import CallError, PluginFault
-from core.hookspecs import HOOKS, PROJECT, HookSpecs
+from core.hookspecs import HOOKS, PROJECT, Choice, HookSpecs
 from core.settings import PluginSettings, PluginsSettings, Settings, SettingsError, convert_settings, nearest
 
 log = structlog.stdlib.get_logger()
@@ -157,7 +157,11 @@ def load_plugins(settings: Settings) -> Registry:
 
     Raises: `SettingsError`, which names the distribution when a plugin can't be imported or its settings are wrong.
     """
-    found = {entry.name: entry for entry in entry_points(group=GROUP)}
+    found: dict[str, EntryPoint] = {}
+    for entry in entry_points(group=GROUP):
+        if entry.name in found:
+            raise SettingsError(f"plugin {entry.name!r} comes from {_origin(found[entry.name])} and from {_origin(entry)}; uninstall one")
+        found[entry.name] = entry
     choice = settings.plugins
     for key, names in (("enable", choice.enable), ("disable", choice.disable), ("", list(choice.sections))):
         for name in names:
@@ -170,15 +174,24 @@ def _load_all(found: Mapping[str, EntryPoint], choice: PluginsSettings) -> Itera
     for name, entry in found.items():
         if name in choice.disable:
             continue
-        distribution = entry.dist.name if entry.dist else "?"
+        distribution = _origin(entry)
         try:
             plugin_type: Any = entry.load()
         except Exception as error:
             raise SettingsError(f"plugin {name!r} of {distribution} can't be imported: {type(error).__name__}: {error}") from error
         if not getattr(plugin_type, "enabled_by_default", True) and name not in choice.enable:
             continue
-        plugin = _make(plugin_type, name, choice.sections.get(name))
+        try:
+            plugin = _make(plugin_type, name, choice.sections.get(name))
+        except SettingsError:
+            raise
+        except Exception as error:
+            raise SettingsError(f"plugin {name!r} of {distribution} can't start: {type(error).__name__}: {error}") from error
         yield Loaded(name, plugin, distribution, entry.dist.version if entry.dist else "?")
+
+
+def _origin(entry: EntryPoint) -> str:
+    return entry.dist.name if entry.dist else "?"
 
 
 def _make(plugin_type: Callable[..., object], name: str, section: dict[str, Any] | None) -> object:
@@ -197,14 +210,18 @@ def _print_before(hook_name: str, hook_impls: object, kwargs: Mapping[str, Any])
 
 
 def _print_after(outcome: pluggy.Result[Any], hook_name: str, hook_impls: object, kwargs: Mapping[str, Any]) -> None:  # noqa: ARG001
-    print(f"hook {hook_name} -> {outcome.exception or _brief(outcome.get_result())}", file=sys.stderr)  # noqa: T201
+    # An exception's text may quote what the call holds.
+    result = type(outcome.exception).__name__ if outcome.exception else _brief(outcome.get_result())
+    print(f"hook {hook_name} -> {result}", file=sys.stderr)  # noqa: T201
 
 
 def _brief(value: Any) -> str:
-    """A value without what must not be in a log: prompts, tokens, keys."""
+    """A value without what must not be in a log: prompts, tokens, keys. They are numbers and strings, so none of these is shown."""
     name = type(value).__name__
     if isinstance(value, list | tuple):
         return f"[{', '.join(_brief(item) for item in value)}]"  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(value, Choice):
+        return f"<Choice {value.worker.id}: {value.reason}>"
     if identity := getattr(value, "id", None):
         return f"<{name} {identity}>"
-    return repr(value) if isinstance(value, str | int | float | bool | None) else f"<{name}>"
+    return repr(value) if isinstance(value, bool | None) else f"<{name}>"

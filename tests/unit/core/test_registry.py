@@ -1,0 +1,339 @@
+"""Plugins: which are loaded, in which order their hooks run, and who is to blame when one fails."""
+
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from core import registry as registry_module
+from core.call import Call
+from core.errors import BadRequest, PluginFault
+from core.fleet.worker import Worker
+from core.hookspecs import Choice, hookimpl
+from core.registry import Loaded, Registry, load_plugins
+from core.settings import PluginSettings, SettingsError, parse_settings
+from tests.unit.core.lanes import ScriptedLane
+from tests.unit.core.rig import make_call, make_worker
+
+
+def noting(name, notes, **options):
+    class Notes:
+        @hookimpl(**options)
+        def receive_call(self, call: Call) -> None:
+            notes.append(name)
+
+        @hookimpl
+        def choose_worker(self, call: Call) -> Choice | None:
+            notes.append(f"choose {name}")
+
+    return Loaded(name, Notes())
+
+
+def test_hooks_run_in_the_order_of_the_policies_and_then_by_name():
+    notes = []
+    registry = Registry([noting(name, notes) for name in ("d", "b", "a", "c")], ["c", "d"])
+    registry.call("receive_call", call=make_call())
+    assert notes == ["c", "d", "a", "b"]
+    assert [p.name for p in registry.plugins] == ["c", "d", "a", "b"]
+
+
+def test_tryfirst_and_trylast_override_that_order():
+    notes = []
+    registry = Registry([noting("a", notes, trylast=True), noting("b", notes), noting("c", notes, tryfirst=True)], ["a"])
+    registry.call("receive_call", call=make_call())
+    assert notes == ["c", "b", "a"]
+
+
+def test_only_the_policies_choose_in_their_order():
+    notes = []
+    registry = Registry([noting(name, notes) for name in ("a", "b", "c")], ["c", "a"])
+    assert registry.call("choose_worker", call=make_call(), workers=()) is None
+    assert notes == ["choose c", "choose a"]
+
+
+def test_without_policies_nobody_chooses():
+    notes = []
+    assert Registry([noting("a", notes)]).call("choose_worker", call=make_call(), workers=()) is None
+    assert notes == []
+
+
+def test_a_hook_that_nobody_implements_is_no_call_at_all():
+    registry = Registry([])
+    assert registry.call("receive_call", call=make_call()) == []
+    assert not registry.implements("receive_call")
+
+
+def test_a_policy_that_is_no_plugin_is_refused_with_the_nearest():
+    with pytest.raises(
+        SettingsError, match=r"routing.policies: no loaded plugin 'round-robbin' chooses workers: did you mean 'round-robin'\?"
+    ):
+        Registry([noting("round-robin", [])], ["round-robbin"])
+
+
+def test_a_hook_that_does_not_exist_is_refused_with_plugin_and_distribution():
+    class Wrong:
+        @hookimpl
+        def recieve_call(self, call: Call) -> None: ...
+
+    with pytest.raises(SettingsError, match=r"plugin 'mine' of my-dist: unknown hook 'recieve_call'"):
+        Registry([Loaded("mine", Wrong(), "my-dist")])
+
+
+def test_an_argument_that_does_not_exist_is_refused_with_plugin_and_distribution():
+    class Wrong:
+        @hookimpl
+        def receive_call(self, request) -> None: ...
+
+    with pytest.raises(SettingsError, match=r"plugin 'mine' of this process: (?s:.*)request"):
+        Registry([Loaded("mine", Wrong())])
+
+
+def failing(error):
+    class Fails:
+        @hookimpl
+        def receive_call(self, call: Call) -> None:
+            self._help()
+
+        def _help(self) -> None:
+            raise error
+
+    return Fails()
+
+
+class Quiet:
+    @hookimpl
+    def receive_call(self, call: Call) -> None: ...
+
+
+@pytest.mark.parametrize("culprit", ["a", "b", "c"])
+def test_a_fault_in_a_helper_is_put_down_to_the_right_one_of_several_plugins(culprit):
+    registry = Registry([Loaded(name, failing(ValueError()) if name == culprit else Quiet()) for name in ("a", "b", "c")])
+    with pytest.raises(PluginFault) as raised:
+        registry.call("receive_call", call=make_call())
+    assert (raised.value.plugin, raised.value.hook) == (culprit, "receive_call")
+    assert raised.value.message == f"plugin '{culprit}' failed in receive_call: ValueError"
+    assert isinstance(raised.value.__cause__, ValueError)
+
+
+def test_plugins_that_share_a_method_by_inheritance_are_told_apart():
+    class Base:
+        broken = False
+
+        @hookimpl
+        def receive_call(self, call: Call) -> None:
+            if self.broken:
+                raise ValueError
+
+    first, second = Base(), Base()
+    registry = Registry([Loaded("first", first), Loaded("second", second)])
+    for plugin, name in ((first, "first"), (second, "second")):
+        plugin.broken = True
+        with pytest.raises(PluginFault) as raised:
+            registry.call("receive_call", call=make_call())
+        assert raised.value.plugin == name
+        plugin.broken = False
+
+
+def test_a_wrapper_is_not_blamed_for_what_passes_through_it():
+    class Wrapper:
+        @hookimpl(wrapper=True)
+        def receive_call(self, call: Call):
+            return (yield)
+
+    registry = Registry([Loaded("wrapper", Wrapper()), Loaded("wrong", failing(ValueError()))])
+    with pytest.raises(PluginFault) as raised:
+        registry.call("receive_call", call=make_call())
+    assert raised.value.plugin == "wrong"
+
+
+def test_a_refusal_is_no_fault():
+    refusal = BadRequest("no")
+    with pytest.raises(BadRequest) as raised:
+        Registry([Loaded("a", failing(refusal))]).call("receive_call", call=make_call())
+    assert raised.value is refusal
+
+
+def test_what_only_tells_is_told_to_each_plugin_whatever_another_does():
+    told = []
+
+    class Broken:
+        @hookimpl
+        def worker_joined(self, worker: Worker) -> None:
+            raise BadRequest("even a refusal")
+
+    class Told:
+        @hookimpl
+        def worker_joined(self, worker: Worker) -> None:
+            told.append(worker.id)
+
+    Registry([Loaded("a", Broken()), Loaded("b", Told())]).tell("worker_joined", worker=make_worker("w"))
+    assert told == ["w"]
+
+
+def test_the_description_lists_plugins_and_the_order_of_each_hook():
+    described = Registry([noting("b", []), noting("a", [])], ["b"]).describe()
+    assert described["plugins"][0] == {"name": "b", "distribution": "", "version": "", "hooks": ["receive_call", "choose_worker"]}
+    assert described["hooks"] == {"receive_call": ("b", "a"), "choose_worker": ("b", "a")}
+
+
+def test_the_trace_prints_each_hook_call_without_tokens_or_keys(monkeypatch, capsys):
+    monkeypatch.setenv("HEADRACE_TRACE_HOOKS", "1")
+
+    class Tells:
+        @hookimpl
+        def receive_call(self, call: Call) -> None:
+            if call.id == "bad":
+                raise ValueError("prompt 700001")
+
+        @hookimpl
+        def eligible_workers(self, workers):
+            return list(workers)
+
+        @hookimpl
+        def choose_worker(self, workers) -> Choice:
+            return Choice(workers[0], "first")
+
+        @hookimpl
+        def lower_call(self, request) -> None: ...
+
+    registry = Registry([Loaded("tells", Tells())], ["tells"])
+    call = make_call(token_ids=[700001, 700002], headers={"authorization": "Bearer key-900001"}, cache_salt="salt-900001")
+    worker = make_worker("w", lane := ScriptedLane())
+    registry.call("receive_call", call=call)
+    registry.call("eligible_workers", call=call, workers=(worker,))
+    registry.call("choose_worker", call=call, workers=(worker,))
+    registry.call("lower_call", call=call, worker=worker, request=lane.lower(call, 0))
+    registry.call("lower_call", call=call, worker=worker, request={"token_ids": call.token_ids})
+    with pytest.raises(PluginFault):
+        registry.call("receive_call", call=make_call(id="bad"))
+    printed = capsys.readouterr().err
+    assert "hook receive_call(call=<Call r1>)" in printed
+    assert "hook eligible_workers -> [[<Worker w>]]" in printed
+    assert "hook choose_worker -> <Choice w: first>" in printed
+    assert "hook receive_call -> ValueError" in printed
+    assert "00001" not in printed
+
+
+def test_a_result_that_is_a_list_of_numbers_is_not_printed(monkeypatch, capsys):
+    monkeypatch.setenv("HEADRACE_TRACE_HOOKS", "1")
+
+    class Odd:
+        @hookimpl
+        def receive_call(self, call: Call):
+            return call.token_ids
+
+    Registry([Loaded("odd", Odd())]).call("receive_call", call=make_call(token_ids=[700001]))
+    assert "700001" not in capsys.readouterr().err
+
+
+# --- loading by entry points -------------------------------------------------------------------------------------------------
+
+
+class _Distribution:
+    def __init__(self, name):
+        self.name = name
+        self.version = "1.2"
+
+
+class Plain:
+    @hookimpl
+    def receive_call(self, call: Call) -> None: ...
+
+
+class Waits(Plain):
+    enabled_by_default = False
+
+
+class Chooses:
+    @hookimpl
+    def choose_worker(self) -> Choice | None: ...
+
+
+class Tuned:
+    class settings_type(PluginSettings, frozen=True):  # noqa: N801
+        size: int = 4
+
+    def __init__(self, settings):
+        self.size = settings.size
+
+
+class Fails:
+    def __init__(self):
+        raise ValueError("no GPU here")
+
+
+def entry(name, attribute, dist="my-dist"):
+    return EntryPoint(name, f"{__name__}:{attribute}", "headrace.plugins")._for(_Distribution(dist))  # pyright: ignore
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    entries = [entry("plain", "Plain"), entry("waits", "Waits"), entry("tuned", "Tuned"), entry("round-robin", "Chooses")]
+    monkeypatch.setattr(registry_module, "entry_points", lambda group: entries)
+    return entries
+
+
+def names(text=""):
+    return {p.name for p in load_plugins(parse_settings(text)).plugins}
+
+
+def test_every_plugin_is_loaded_that_does_not_wait_for_being_enabled(installed):
+    assert names() == {"plain", "tuned", "round-robin"}
+
+
+def test_a_plugin_that_waits_is_loaded_when_it_is_enabled(installed):
+    assert "waits" in names("[plugins]\nenable = ['waits']")
+
+
+def test_a_disabled_plugin_is_not_even_imported(installed):
+    installed.append(entry("broken", "NoSuchThing"))
+    assert "broken" not in names("[plugins]\ndisable = ['broken', 'plain']")
+
+
+def test_a_plugin_knows_its_distribution_and_version(installed):
+    [plain] = [p for p in load_plugins(parse_settings("")).plugins if p.name == "plain"]
+    assert (plain.distribution, plain.version) == ("my-dist", "1.2")
+
+
+def test_a_plugin_gets_its_own_section_as_its_settings_type(installed):
+    registry = load_plugins(parse_settings("[plugins.tuned]\nsize = 9"))
+    [tuned] = [p.plugin for p in registry.plugins if p.name == "tuned"]
+    assert isinstance(tuned, Tuned)
+    assert tuned.size == 9
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[plugins]\nenable = ['wait']", "plugins.enable: there is no plugin 'wait': did you mean 'waits'?"),
+        ("[plugins]\ndisable = ['plane']", "plugins.disable: there is no plugin 'plane': did you mean 'plain'?"),
+        ("[plugins.tunned]", "plugins.tunned: there is no plugin 'tunned': did you mean 'tuned'?"),
+        ("[plugins.plain]\nx = 1", "plugins.plain: this plugin has no settings"),
+        ("[plugins.tuned]\nsiez = 1", "settings: unknown key plugins.tuned.siez: did you mean 'size'?"),
+        ("[plugins.tuned]\nsize = 'x'", "settings: plugins.tuned.size: Expected `int`, got `str`"),
+        ("[plugins]\ndisable = ['round-robin']", "routing.policies: no loaded plugin 'round-robin' chooses workers: there are none"),
+    ],
+)
+def test_an_error_in_the_plugins_settings_names_key_and_nearest(installed, text, expected):
+    with pytest.raises(SettingsError) as raised:
+        load_plugins(parse_settings(text))
+    assert str(raised.value) == expected
+
+
+@pytest.mark.parametrize(
+    ("attribute", "expected"),
+    [
+        ("NoSuchThing", "plugin 'broken' of my-dist can't be imported: AttributeError: "),
+        ("Fails", "plugin 'broken' of my-dist can't start: ValueError: no GPU here"),
+    ],
+)
+def test_a_plugin_that_cannot_be_made_is_named_with_its_distribution(installed, attribute, expected):
+    installed.append(entry("broken", attribute))
+    with pytest.raises(SettingsError) as raised:
+        load_plugins(parse_settings(""))
+    assert str(raised.value).startswith(expected)
+
+
+def test_one_name_from_two_distributions_is_refused(installed):
+    installed.append(entry("plain", "Plain", dist="other-dist"))
+    with pytest.raises(SettingsError, match=r"plugin 'plain' comes from my-dist and from other-dist; uninstall one"):
+        load_plugins(parse_settings(""))
