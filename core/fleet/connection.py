@@ -7,9 +7,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import httpx
 
-from core.fleet.probe import GrpcProbe, HttpProbe, ProbeFailed
+from core.fleet.probe import GrpcProbe, HttpProbe, ProbeFailed, as_grpclib
 from core.settings import TLSSettings, WorkerSettings, split_address
 from core.wire import Channel, TLSFiles, open_channel
+from core.wire.generated.vllm import ControlStub
 from core.wire.grpc_lane import GrpcLane
 from core.wire.http_lane import HttpLane
 from core.wire.lane import Lane
@@ -20,15 +21,20 @@ _CONNECT_SECONDS = 10.0
 
 
 class Connection:
-    """A worker's channel and client; at least one of them is there."""
+    """A worker's channels and client; at least one kind is there.
 
-    def __init__(self, channel: Channel | None, client: httpx.AsyncClient | None) -> None:
-        self._channel = channel
+    What administers the worker has a channel of its own, so that it never queues behind calls.
+    """
+
+    def __init__(self, calls: Channel | None, administration: Channel | None, client: httpx.AsyncClient | None) -> None:
+        self._channel = calls
         self._http = HttpProbe(client) if client else None
-        self._client = client
+        #: For administration, by whoever has reason to; `None` where the settings name no such server.
+        self.control = ControlStub(as_grpclib(administration)) if administration else None
+        self.http = client
         self.probe: GrpcProbe | HttpProbe
-        if channel:
-            self.probe = GrpcProbe(channel)
+        if administration:
+            self.probe = GrpcProbe(administration)
         else:
             assert self._http
             self.probe = self._http
@@ -41,8 +47,8 @@ class Connection:
         lanes: list[Lane] = []
         if self._channel:
             lanes.append(GrpcLane(self._channel, max_model_len=max_model_len))
-        if self._client and (can := await self._http_can()) is not None:
-            lanes.append(HttpLane(self._client, can=can, max_model_len=max_model_len))
+        if self.http and (can := await self._http_can()) is not None:
+            lanes.append(HttpLane(self.http, can=can, max_model_len=max_model_len))
         if not lanes:
             raise ProbeFailed("its HTTP server doesn't offer /inference/v1/generate: start it with --enable-scale-out", certain=True)
         return tuple(lanes)
@@ -61,13 +67,15 @@ class Connection:
 async def connect(settings: WorkerSettings) -> AsyncGenerator[Connection, None]:
     """Open what the settings name. Nothing is sent yet; leaving it closes every connection and ends the calls on them."""
     async with AsyncExitStack() as stack:
-        channel = client = None
+        calls = administration = client = None
         if settings.grpc:
             host, port = split_address(settings.grpc)
-            channel = await stack.enter_async_context(open_channel(host, port, tls=_tls_files(settings.tls)))
+            tls = _tls_files(settings.tls)
+            calls = await stack.enter_async_context(open_channel(host, port, tls=tls))
+            administration = await stack.enter_async_context(open_channel(host, port, tls=tls))
         if settings.http:
             client = await stack.enter_async_context(_client(settings, settings.http))
-        yield Connection(channel, client)
+        yield Connection(calls, administration, client)
 
 
 def _client(settings: WorkerSettings, url: str) -> httpx.AsyncClient:

@@ -53,6 +53,7 @@ class Fleet:
         self.workers[worker.id] = worker
         try:
             async with connect(settings) as connection:
+                worker.control, worker.http = connection.control, connection.http
                 await self._watch(worker, connection)
         finally:
             self._set(worker, "gone", "taken out of the fleet")

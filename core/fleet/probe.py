@@ -1,8 +1,9 @@
 """Asking a worker how it is: who it is when it joins, and whether it is healthy, paused, and on which policy version, ever after."""
 
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
+import grpclib.client
 import httpx
 import msgspec
 from grpclib.const import Status
@@ -41,11 +42,11 @@ class Report(Struct, frozen=True):
 
 
 class GrpcProbe:
-    """Probes over the channel that the calls use. Every method raises `ProbeFailed`."""
+    """Probes over gRPC. Every method raises `ProbeFailed`."""
 
     def __init__(self, channel: Channel) -> None:
-        self._health = HealthStub(channel)  # pyright: ignore[reportArgumentType] - the trio channel has grpclib's interface
-        self._control = ControlStub(channel)  # pyright: ignore[reportArgumentType]
+        self._health = HealthStub(as_grpclib(channel))
+        self._control = ControlStub(as_grpclib(channel))
 
     async def introduce(self) -> WorkerInfo:
         """Who the worker is."""
@@ -150,6 +151,11 @@ class HttpProbe:
             return await self._client.get(path)
         except httpx.HTTPError as error:
             raise _unreachable(error) from error
+
+
+def as_grpclib(channel: Channel) -> "grpclib.client.Channel":
+    """Our channel has grpclib's interface without being one; this is for the type checker."""
+    return cast("grpclib.client.Channel", channel)
 
 
 class _ModelCard(Struct):

@@ -4,10 +4,12 @@ from collections.abc import Generator, Mapping, Set
 from contextlib import contextmanager
 from typing import Any, Literal
 
+import httpx
 import trio
 from msgspec import Struct
 
 from core.settings import WorkerSettings
+from core.wire.generated.vllm import ControlStub
 from core.wire.lane import Lane
 
 #: `starting` was never ready · `ready` takes calls · `paused` its engine is · `updating` its weights are being replaced ·
@@ -58,6 +60,9 @@ class Worker:
         self.policy_version: str | None = None
         #: In order of preference.
         self.lanes: tuple[Lane, ...] = ()
+        #: The worker's `vllm.Control` service and its HTTP server, for administration; `None` where it has none.
+        self.control: ControlStub | None = None
+        self.http: httpx.AsyncClient | None = None
         #: Unix time, in seconds, at which it was last introduced.
         self.introduced_at = 0.0
         #: Calls that are on this worker now.
