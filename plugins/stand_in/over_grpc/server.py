@@ -1,57 +1,39 @@
-"""grpclib's server, with the manners of vLLM's: its limits, its error statuses, its HTTP/2 settings."""
+"""grpclib's server, with the HTTP/2 settings of vLLM's and an end that closes what is open."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import Any, Protocol, TypeVar, cast
+from collections.abc import Collection
+from contextlib import suppress
+from typing import Any
 
 import grpclib.server
-from google.protobuf.message import DecodeError
 from grpclib.config import Configuration
-from grpclib.const import Handler, Status
-from grpclib.encoding.proto import ProtoCodec
+from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
-from grpclib.protocol import H2Protocol
+from grpclib.protocol import AbstractHandler, H2Protocol
+from h2.config import H2Configuration
 from h2.settings import SettingCodes
 
-from plugins.stand_in.engine.refusal import Problem, Refused
-
-#: A larger message is refused with OUT_OF_RANGE (vLLM 0.33).
-MAX_MESSAGE_BYTES = 32 * 1024 * 1024
+from plugins.stand_in.over_grpc.codec import Codec
+from plugins.stand_in.over_grpc.service import Servable, Service
 
 #: Of each stream and of the connection (vLLM 0.33).
 WINDOW_BYTES = 1024 * 1024
 
-STATUSES = {
-    Problem.INVALID: Status.INVALID_ARGUMENT,
-    Problem.NOT_FOUND: Status.NOT_FOUND,
-    Problem.ALREADY_EXISTS: Status.ALREADY_EXISTS,
-    Problem.PRECONDITION: Status.FAILED_PRECONDITION,
-    Problem.UNAVAILABLE: Status.UNAVAILABLE,
-    Problem.INTERNAL: Status.INTERNAL,
-}
-
-_Message = TypeVar("_Message")
 _Stream = grpclib.server.Stream[Any, Any]
-
-
-class Service(Protocol):
-    """What grpclib serves: a mapping of rpc paths to handlers."""
-
-    def __mapping__(self) -> Mapping[str, Handler]:
-        """The rpcs by path."""
-        ...
 
 
 class Server(grpclib.server.Server):
     """A gRPC server for services that may raise `Refused`."""
 
-    def __init__(self, services: Collection[Service]) -> None:
-        self._services = [_Polite(service) for service in services]
+    def __init__(self, services: Collection[Servable]) -> None:
+        self._services = [Service(service) for service in services]
         super().__init__(
             self._services,
-            codec=_Codec(),
+            codec=Codec(),
             config=Configuration(http2_connection_window_size=WINDOW_BYTES, http2_stream_window_size=WINDOW_BYTES),
         )
+        self._mapping = _Mapping(self._mapping)
+        self._connections = _Connections()
 
     def stop_accepting(self) -> None:
         """Close the listening socket; connections and calls go on."""
@@ -59,70 +41,66 @@ class Server(grpclib.server.Server):
         self._server.close()
 
     async def end(self, patience: float) -> None:
-        """Give the calls `patience` seconds to end by themselves, then cancel them."""
-        handled = [service.idle() for service in self._services]
-        try:
+        """Let the calls end by themselves for `patience` seconds, then cancel them; close the connections."""
+        with suppress(TimeoutError):
             async with asyncio.timeout(patience):
-                await asyncio.gather(*handled)
-        except TimeoutError:
-            pass
+                await asyncio.gather(*(service.idle() for service in self._services))
         self.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                await self._connections.close()
 
     def _protocol_factory(self) -> H2Protocol:
         protocol = super()._protocol_factory()
-        return _UnlimitedStreams(protocol.handler, protocol.config, protocol.h2_config)
+        return _Connection(self._connections, protocol.handler, protocol.config, protocol.h2_config)
 
 
-class _UnlimitedStreams(H2Protocol):
+class _Connections:
+    """The open connections: grpclib forgets them, and leaves them open at the end."""
+
+    def __init__(self) -> None:
+        self.open: set[_Connection] = set()
+        self.closed = asyncio.Event()
+
+    async def close(self) -> None:
+        for connection in self.open:
+            connection.say_goodbye()
+        while self.open:
+            self.closed.clear()
+            await self.closed.wait()
+
+
+class _Connection(H2Protocol):
     """A connection on which the client may open any number of streams: vLLM announces no limit, `h2` announces 100."""
+
+    def __init__(self, connections: _Connections, handler: AbstractHandler, config: Configuration, h2_config: H2Configuration) -> None:
+        super().__init__(handler, config, h2_config)
+        self._connections = connections
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        self._connections.open.add(self)
         self.connection._connection.update_settings({SettingCodes.MAX_CONCURRENT_STREAMS: 2**31 - 1})
         self.connection.flush()
 
+    def connection_lost(self, exc: BaseException | None) -> None:
+        super().connection_lost(exc)
+        self._connections.open.discard(self)
+        self._connections.closed.set()
 
-class _Codec(ProtoCodec):
-    def decode(self, data: bytes, message_type: type[_Message]) -> _Message:
-        if len(data) > MAX_MESSAGE_BYTES:
-            raise GRPCError(Status.OUT_OF_RANGE, f"the message has {len(data)} bytes, the limit is {MAX_MESSAGE_BYTES} bytes")
-        try:
-            return cast("_Message", super().decode(data, cast("Any", message_type)))
-        except (DecodeError, ValueError, EOFError, IndexError) as error:
-            raise GRPCError(Status.INTERNAL, f"failed to decode Protobuf message: {error}") from error
+    def say_goodbye(self) -> None:
+        """Send GOAWAY and close, once what was written before is out."""
+        self.connection._connection.close_connection()
+        self.connection.flush()
+        self.connection.close()
 
 
-class _Polite:
-    """A service whose handlers answer `Refused` with a status, and compressed messages with UNIMPLEMENTED."""
+class _Mapping(dict[str, Handler]):
+    """Has a handler for every path: grpclib's own answer to an unknown one lacks the content type that clients demand."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self._handling = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
+    def get(self, key: str, default: Handler | None = None) -> Handler:  # type: ignore[override]
+        return super().get(key, default or Handler(_unimplemented, Cardinality.UNARY_UNARY, bytes, bytes))
 
-    def __mapping__(self) -> dict[str, Handler]:
-        mapping = self._service.__mapping__()
-        return {path: handler._replace(func=self._polite(handler.func)) for path, handler in mapping.items()}
 
-    async def idle(self) -> None:
-        """Wait until no call is being handled."""
-        await self._idle.wait()
-
-    def _polite(self, handle: Callable[[_Stream], Awaitable[None]]) -> Callable[[_Stream], Awaitable[None]]:
-        async def handler(stream: _Stream) -> None:
-            self._handling += 1
-            self._idle.clear()
-            try:
-                await handle(stream)
-            except Refused as refused:
-                raise GRPCError(STATUSES[refused.problem], refused.message) from refused
-            except NotImplementedError as error:
-                # grpclib's way of saying that the message is compressed.
-                raise GRPCError(Status.UNIMPLEMENTED, "compressed messages are not supported") from error
-            finally:
-                self._handling -= 1
-                if not self._handling:
-                    self._idle.set()
-
-        return handler
+async def _unimplemented(_stream: _Stream) -> None:
+    raise GRPCError(Status.UNIMPLEMENTED)
