@@ -1,7 +1,9 @@
 """The body of `/inference/v1/generate` as a `Call`: parsed once, typed, with the keys that the core doesn't know kept aside."""
 
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Final, Literal, TypeVar
+import re
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
+from typing import Annotated, Any, Final, Literal
 from uuid import uuid4
 
 import msgspec
@@ -11,9 +13,12 @@ from core.call import BODY_KEYS, Call, ReasoningParserKwargs, SamplingParams, St
 from core.errors import BadRequest
 from core.wire.needs import SAMPLING_NEEDS, STREAMED_PROMPT_LOGPROBS
 
-T = TypeVar("T", bound=Struct)
-
+_WHERE: Final = re.compile(r"(.*) - at (`key` in )?`\$(.*)`", re.DOTALL)
+_MISSING: Final = re.compile(r"Object missing required field `(\w+)`")
 _MAX_ID: Final = 256
+_RANK_DIGITS: Final = 10
+_MAX_SEED: Final = 2**63 - 1
+_SCHEMAS: Final = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 _SCHEMA_OPTIONS: Final = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
 
 
@@ -56,13 +61,12 @@ class _Decoder:
     def decode(self, data: bytes | Raw, path: str) -> tuple[Any, dict[str, Raw]]:
         try:
             return self._known.decode(data), {}
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, RecursionError):
             pass
-        try:
+        with _refusing(path):
             value = self._any.decode(data)
-        except msgspec.MsgspecError as error:
-            raise _bad(error, path) from error
-        return value, {key: raw for key, raw in self._members.decode(data).items() if key not in self._keys}
+            members = self._members.decode(data)
+        return value, {key: raw for key, raw in members.items() if key not in self._keys}
 
 
 _bodies = _Decoder(_KnownBody, _Body, BODY_KEYS)
@@ -78,7 +82,7 @@ def parse_call(data: bytes, headers: Mapping[str, str]) -> Call:
     """
     body, unclaimed = _bodies.decode(data, "")
     sampling, unclaimed_sampling = _samplings.decode(body.sampling_params, "sampling_params")
-    _check_selected(sampling)
+    _check(sampling)
     stream = bool(body.stream)
     if body.stream_options and not stream:
         raise BadRequest("stream_options: only a streamed call has them; send stream: true", param="stream_options")
@@ -100,12 +104,13 @@ def parse_call(data: bytes, headers: Mapping[str, str]) -> Call:
         reasoning_parser_kwargs=body.reasoning_parser_kwargs,
         headers=headers,
         unclaimed=unclaimed,
-        unclaimed_sampling={key: msgspec.json.decode(raw) for key, raw in unclaimed_sampling.items()},
+        unclaimed_sampling={key: _decode(raw, f"sampling_params.{key}") for key, raw in unclaimed_sampling.items()},
         needs=_needs(sampling, stream=stream),
     )
 
 
-def _check_selected(sampling: SamplingParams) -> None:
+def _check(sampling: SamplingParams) -> None:
+    """What only fields together can get wrong."""
     ids, count = sampling.logprob_token_ids, sampling.logprobs
     if ids is not None and count not in (None, len(ids)):
         raise BadRequest(
@@ -113,6 +118,12 @@ def _check_selected(sampling: SamplingParams) -> None:
             f"Got logprobs={count}, len(logprob_token_ids)={len(ids)}.",
             param="sampling_params.logprobs",
         )
+    if (wanted := sampling.structured_outputs) and len(given := [key for key in _SCHEMAS if getattr(wanted, key) is not None]) > 1:
+        path = "sampling_params.structured_outputs"
+        raise BadRequest(f"{path}: {' and '.join(given)} exclude each other; send one", param=path)
+    if sampling.seed is not None and sampling.seed + (sampling.n or 1) > _MAX_SEED + 1:
+        path = "sampling_params.seed"
+        raise BadRequest(f"{path}: output i of n has seed + i, and that must stay below 2**63", param=path)
 
 
 def _id(headers: Mapping[str, str], in_body: str | None) -> str:
@@ -137,15 +148,36 @@ def _rank(headers: Mapping[str, str]) -> int | None:
     text = headers.get("x-data-parallel-rank")
     if text is None:
         return None
-    if not text.strip().isdecimal():
-        raise BadRequest(f"x-data-parallel-rank: {text!r} is not a rank; send a whole number from 0", param="x-data-parallel-rank")
-    return int(text)
+    digits = text.strip()
+    if not (digits.isascii() and digits.isdecimal() and len(digits) <= _RANK_DIGITS and int(digits) < 2**32):
+        raise BadRequest("x-data-parallel-rank: not a rank; send a whole number from 0", param="x-data-parallel-rank")
+    return int(digits)
+
+
+def _decode(raw: Raw, path: str) -> Any:
+    with _refusing(path):
+        return msgspec.json.decode(raw)
+
+
+@contextmanager
+def _refusing(path: str) -> Generator[None, None, None]:
+    try:
+        yield
+    except msgspec.MsgspecError as error:
+        raise _bad(error, path) from error
+    except RecursionError as error:
+        raise BadRequest(f"{path or 'the body'}: it is nested too deeply", param=path or None) from error
 
 
 def _bad(error: msgspec.MsgspecError, path: str) -> BadRequest:
-    """The error with the field's path: msgspec says "Expected `int`, got `str` - at `$.seed`"."""
+    """The error with the field's path: msgspec says "Expected `int`, got `str` - at `$.seed`", or "at `key` in `$.logit_bias`"."""
     if not isinstance(error, msgspec.ValidationError):
         return BadRequest(f"the body is not JSON: {error}")
-    message, _, where = str(error).partition(" - at `$")
-    field = f"{path}{where.rstrip('`')}".lstrip(".")
+    message, where = str(error), ""
+    if found := _WHERE.fullmatch(message):
+        message, in_key, where = found.groups()
+        message = f"a key: {message}" if in_key else message
+    elif found := _MISSING.fullmatch(message):
+        message, where = "this field is required", f".{found[1]}"
+    field = f"{path}{where}".lstrip(".")
     return BadRequest(f"{field}: {message}" if field else message, param=field or None)
