@@ -1,4 +1,4 @@
-"""Find stop strings in text that arrives in pieces."""
+"""Find stop strings in text that arrives token by token."""
 
 from collections.abc import Sequence
 
@@ -6,46 +6,48 @@ from collections.abc import Sequence
 class StopStrings:
     """Passes text on, as far as it can't be the start of a stop string any more.
 
-    With `include` nothing is held back, and the stop string is part of the text that is passed on.
+    As in vllm-rs 0.33.0, it is counted in bytes of UTF-8 how much is held back (one less than the longest string has), and of several
+    strings that one token completes the first in the list counts. With `include` nothing is held back, and the stop string is part of
+    the text that is passed on.
     """
 
     def __init__(self, strings: Sequence[str], *, include: bool) -> None:
-        self._strings = strings
+        self._strings = [string.encode() for string in strings]
         self._include = include
-        self._hold = 0 if include or not strings else max(map(len, strings)) - 1
-        self._text = ""
+        self._hold = 0 if include or not strings else max(map(len, self._strings)) - 1
+        self._text = b""
         self._passed = 0
         self._searched = 0
 
     def push(self, piece: str, *, search: bool = True) -> tuple[str, str | None]:
-        """Add a piece; return what may be passed on, and the stop string that the piece completed, if it did.
+        """Add the text of a token; return what may be passed on, and the stop string that it completed, if it did.
 
-        `search=False` lets stop strings in the piece go by (vLLM: before `min_tokens`).
+        `search=False` lets stop strings that the token completes go by (vLLM: up to `min_tokens`).
         """
-        self._text += piece
-        if not search:
-            self._searched = len(self._text)
-        elif found := self._find():
-            start, string = found
-            return self._pass_on(start + len(string) * self._include), string
-        return self._pass_on(len(self._text) - self._hold), None
+        self._text += piece.encode()
+        found = self._find() if search else None
+        self._searched = len(self._text)
+        if found is None:
+            return self._pass_on(len(self._text) - self._hold), None
+        start, string = found
+        return self._pass_on(start + len(string) * self._include), string.decode()
 
     def rest(self) -> str:
         """What was held back, for a call that ended otherwise."""
         return self._pass_on(len(self._text))
 
-    def _find(self) -> tuple[int, str] | None:
-        hits: list[tuple[int, str]] = []
+    def _find(self) -> tuple[int, bytes] | None:
         for string in self._strings:
             # A string can begin in what was searched before, as long as it ends in what is new.
-            place = self._text.find(string, max(0, self._searched - len(string) + 1))
-            if place >= 0:
-                hits.append((place, string))
-        self._searched = len(self._text)
-        # The one that is complete first, so that it doesn't matter how the text was cut into pieces.
-        return min(hits, key=lambda hit: (hit[0] + len(hit[1]), hit[0])) if hits else None
+            start = self._text.find(string, max(0, self._searched - len(string) + 1))
+            if start >= 0:
+                return start, string
+        return None
 
     def _pass_on(self, end: int) -> str:
-        piece = self._text[self._passed : max(end, self._passed)]
-        self._passed += len(piece)
+        end = max(end, self._passed)
+        while end < len(self._text) and self._text[end] & 0xC0 == 0x80:  # in the middle of a character
+            end -= 1
+        piece = self._text[self._passed : end].decode()
+        self._passed = end
         return piece

@@ -4,7 +4,7 @@ Biases force the text; the expectations are what vllm-rs 0.33.0 sends for the sa
 """
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from core.wire.generated import inference_pb2 as pb
@@ -69,21 +69,34 @@ async def test_stop_strings_in_the_first_min_tokens_go_by():
         assert (await stand_in.generate(request(text, tokens=6))).outputs.finish_info.num_output_tokens == 4
 
 
-@given(st.lists(st.text("ab", max_size=3), max_size=8), st.lists(st.text("ab", min_size=1, max_size=3), min_size=1))
-@example(["aba"], ["aba", "b"])
-def test_pieces_do_not_matter(pieces, strings):
-    def read(parts):
-        stops = StopStrings(strings, include=False)
-        passed = ""
-        for part in parts:
-            more, found = stops.push(part)
-            passed += more
-            if found is not None:
-                return passed
-        return passed + stops.rest()
+@pytest.mark.parametrize(("strings", "text", "found"), [(["de", "cde"], "c", "de"), (["cde", "de"], "", "cde"), (["e", "de"], "cd", "e")])
+def test_of_strings_that_end_with_the_same_token_the_first_in_the_list_counts(strings, text, found):
+    stops = StopStrings(strings, include=False)
+    pushed = [stops.push(token) for token in "cde"]
+    assert ("".join(passed for passed, _ in pushed), pushed[-1][1]) == (text, found)
 
-    whole = "".join(pieces)
-    assert read(pieces) == read(list(whole))
+
+def test_what_is_held_back_is_counted_in_bytes_and_never_cuts_a_character():
+    stops = StopStrings(["éé"], include=False)
+    assert [stops.push(token)[0] for token in "abcdé€f"] == ["", "", "", "a", "bc", "dé", ""]
+
+
+@given(st.text("aé€", max_size=12), st.lists(st.text("aé€", min_size=1, max_size=3), max_size=3))
+def test_the_text_is_cut_where_the_first_stop_string_begins(text, strings):
+    stops = StopStrings(strings, include=False)
+    passed, found = "", None
+    for token in text:
+        more, found = stops.push(token)
+        passed += more
+        if found is not None:
+            break
+    if found is None:
+        assert passed + stops.rest() == text
+        assert not any(string in text for string in strings)
+    else:
+        ends = [text.find(string) + len(string) for string in strings if string in text]
+        assert len(passed + found) == min(ends)
+        assert text.startswith(passed + found)
 
 
 @pytest.mark.parametrize(
