@@ -164,7 +164,8 @@ class HookSpecs:
         """Learn how a call ended.
 
         Runs exactly once for every call that reached `receive_call`, whatever its end: answered, refused, failed, given up by its
-        client, cancelled. The reply is already written, or never will be. Changes nothing.
+        client, cancelled; `outcome` tells. The reply is already written, or never will be. Every plugin is told, whatever another one
+        raises. Changes nothing.
 
         Raises: nothing; an exception is logged with the plugin's name.
 
@@ -182,7 +183,7 @@ class HookSpecs:
         """Add HTTP routes.
 
         Runs once, when the proxy opens. `routes.add("POST", "/my/route", handler)`; the handler is `async def (HTTPRequest) -> HTTPReply`
-        and may raise `CallError`.
+        and may raise `CallError`. May add to `routes`; reads `proxy`, and changes nothing there.
 
         Raises: nothing; an error ends the start.
 
@@ -201,8 +202,10 @@ class HookSpecs:
         """Run something for the proxy's whole life, in the proxy's own nursery: discovery, a broker, a subscription.
 
         Runs once, when the proxy opens; async: returns an async function without arguments, which the core starts, and cancels when the
-        proxy closes. It may return early. Unless it is cancelled, an exception ends the service, is logged with the plugin's name, and
-        leaves the proxy running.
+        proxy closes. It may return early. The service may change the fleet through `proxy.fleet.serve`, and nothing else. Unless it is
+        cancelled, an exception ends the service, is logged with the plugin's name, and leaves the proxy running.
+
+        Raises: nothing; an error of the hook itself ends the start.
 
         Example: a worker that is known only at run time.
 
@@ -216,7 +219,9 @@ class HookSpecs:
 
     @hookspec
     def worker_joined(self, worker: "Worker") -> None:
-        """A worker has become ready for the first time, or again after it was gone. Runs before it gets its first call.
+        """A worker has joined the fleet: it was reached and introduced for the first time, or again after it was gone.
+
+        Runs before it gets its first call; it may be paused still. Every plugin is told, whatever another one raises. Changes nothing.
 
         Raises: nothing; an exception is logged with the plugin's name.
 
@@ -229,7 +234,10 @@ class HookSpecs:
 
     @hookspec
     def worker_left(self, worker: "Worker") -> None:
-        """A worker is gone: it failed its probes, or was taken out. Runs after it has become ineligible; calls may still be in flight.
+        """A worker is gone: it failed its probes, or was taken out.
+
+        Runs after it has become ineligible; calls may still be in flight. Every plugin is told, whatever another one raises. Changes
+        nothing.
 
         Raises: nothing; an exception is logged with the plugin's name.
 
@@ -244,7 +252,7 @@ class HookSpecs:
     def collect_metrics(self, registry: Any) -> None:
         """Register metrics: `registry` is the `prometheus_client.CollectorRegistry` behind `GET /metrics`.
 
-        Runs once, when the proxy opens. Names start with `headrace_`.
+        Runs once, when the proxy opens. Names start with `headrace_`. May add to `registry`, and changes nothing else.
 
         Raises: nothing; an error ends the start.
 

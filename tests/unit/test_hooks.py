@@ -1,0 +1,352 @@
+"""The hooks, as plugins see them: each runs with its exact arguments, and its spec says all that there is to know.
+
+The second half walks the specs, so that a new hook without documentation, example or test fails here.
+"""
+
+import ast
+import inspect
+import re
+import textwrap
+
+import pytest
+import trio
+from msgspec.structs import replace
+from prometheus_client import CollectorRegistry, Counter
+from trio.testing import wait_all_tasks_blocked
+
+from core import proxy as proxy_module
+from core.call import Call, Identity, Outcome
+from core.fleet.fleet import Fleet
+from core.fleet.worker import Worker
+from core.hookspecs import HOOKS, Choice, HookSpecs, hookimpl
+from core.proxy import Proxy, open_proxy
+from core.registry import Loaded, Registry
+from core.reply import GenerateReply, Output
+from core.routes import HTTPReply, HTTPRequest, Routes
+from core.settings import Settings
+from core.wire.generated.inference_pb2 import GenerateRequest
+from plugins.routing_round_robin import RoundRobin
+from tests.unit.core.lanes import ScriptedLane, output
+from tests.unit.core.rig import Browser, Rig, make_worker
+
+BODY = {"token_ids": [1, 2, 3], "sampling_params": {}, "request_id": "r1", "cache_salt": "v7"}
+
+
+async def test_hook_receive_call():
+    calls = []
+
+    class Plugin:
+        @hookimpl
+        def receive_call(self, call: Call) -> None:
+            calls.append((call, call.identity))
+            call.cache_salt = "v8"
+
+    lane = ScriptedLane([output(7, finish="stop")])
+    await Browser(BODY).ask(Rig(make_worker("a", lane), plugins=[Plugin()]))
+    [(call, identity)] = calls
+    assert (call.id, call.token_ids, identity) == ("r1", [1, 2, 3], Identity())
+    assert lane.requests[0].kv.cache_salt == "v8"
+
+
+async def test_hook_identify_call():
+    seen = []
+
+    class Plugin:
+        @hookimpl
+        def receive_call(self, call: Call) -> None:
+            call.adapter = "math"
+
+        @hookimpl
+        def identify_call(self, call: Call) -> None:
+            seen.append(call.identity)
+            call.identity = replace(call.identity, media=("image",))
+
+        @hookimpl
+        def eligible_workers(self, call: Call) -> None:
+            seen.append(call.identity)
+
+    await Browser(BODY).ask(Rig(make_worker("a", ScriptedLane([output(7, finish="stop")])), plugins=[Plugin()]))
+    assert seen == [Identity("v7", "math"), Identity("v7", "math", ("image",))]
+
+
+async def test_hook_eligible_workers():
+    seen = []
+
+    class Plugin:
+        @hookimpl
+        def eligible_workers(self, call: Call, workers):
+            seen.append((call.id, [worker.id for worker in workers]))
+            return workers[1:]
+
+    lanes = [ScriptedLane([output(7, finish="stop")]) for _ in range(3)]
+    rig = Rig(*(make_worker(name, lane) for name, lane in zip("abc", lanes, strict=True)), plugins=[Plugin()])
+    browsers = [await Browser(BODY).ask(rig) for _ in range(4)]
+    assert seen == [("r1", ["a", "b", "c"])] * 4
+    assert [browser.headers["x-headrace-worker"] for browser in browsers] == ["b", "c", "b", "c"]
+
+
+async def test_hook_choose_worker():
+    seen = []
+
+    class Plugin:
+        @hookimpl
+        def choose_worker(self, call: Call, workers) -> Choice:
+            seen.append((call.id, [worker.id for worker in workers]))
+            return Choice(workers[-1], "the last")
+
+    rig = Rig(
+        make_worker("a", ScriptedLane([])),
+        make_worker("b", ScriptedLane([output(7, finish="stop")])),
+        plugins=[Plugin()],
+        policies=["p0", "round-robin"],
+    )
+    browser = await Browser(BODY).ask(rig)
+    assert seen == [("r1", ["a", "b"])]
+    assert (browser.headers["x-headrace-worker"], browser.headers["x-headrace-route"]) == ("b", "the last")
+
+
+async def test_hook_lower_call():
+    seen = []
+
+    class Plugin:
+        @hookimpl
+        def lower_call(self, call: Call, worker: Worker, request) -> None:
+            seen.append((call.id, worker.id, request))
+            request.priority += 10
+
+    lane = ScriptedLane([output(7, finish="stop")])
+    await Browser({**BODY, "sampling_params": {"n": 2}}).ask(Rig(make_worker("a", lane), plugins=[Plugin()]))
+    assert [entry[:2] for entry in seen] == [("r1", "a")] * 2
+    assert all(isinstance(request, GenerateRequest) for *_, request in seen)
+    assert [request.priority for request in lane.requests] == [10, 10]
+
+
+async def test_hook_lift_output():
+    seen = []
+
+    class Plugin:
+        @hookimpl
+        def lift_output(self, call: Call, output: Output) -> None:
+            seen.append((call.id, list(output.choice.token_ids)))
+            output.choice.stop_reason = "lifted"
+
+    rig = Rig(make_worker("a", ScriptedLane([output(7), output(8, finish="stop")])), plugins=[Plugin()])
+    browser = await Browser({**BODY, "stream": True}).ask(rig)
+    assert seen == [("r1", [7]), ("r1", [8])]
+    assert [event["choices"][0]["stop_reason"] for event in browser.events[:-1]] == ["lifted"] * 2
+
+
+async def test_hook_lift_result():
+    seen = []
+
+    class Plugin:
+        @hookimpl
+        def lift_result(self, call: Call, result: GenerateReply) -> None:
+            seen.append((call.id, [choice.token_ids for choice in result.choices]))
+            result.metrics = {"mine": 1}
+
+    rig = Rig(make_worker("a", ScriptedLane([output(7, finish="stop")])), plugins=[Plugin()])
+    browser = await Browser(BODY).ask(rig)
+    assert seen == [("r1", [[7]])]
+    assert browser.json["metrics"] == {"mine": 1}
+
+
+async def test_hook_call_settled():
+    seen = []
+
+    class Plugin:
+        @hookimpl
+        def call_settled(self, call: Call, outcome: Outcome) -> None:
+            seen.append((call.id, outcome.kind, outcome.output_tokens, browser.complete))
+
+    rig = Rig(make_worker("a", ScriptedLane([output(7, finish="stop")])), plugins=[Plugin()])
+    browser = Browser(BODY)
+    await browser.ask(rig)
+    assert seen == [("r1", "ok", 1, True)]
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """Opens a proxy without workers around one plugin; the log's set-up is the process's, so it stays as it is."""
+    monkeypatch.setattr(proxy_module, "configure_log", lambda _: None)
+    return lambda plugin: open_proxy(Settings(), Registry([Loaded("round-robin", RoundRobin()), Loaded("plugin", plugin)], ["round-robin"]))
+
+
+async def get(proxy: Proxy, path: str) -> Browser:
+    browser = Browser(b"", method="GET")
+    scope = {
+        **browser.scope,
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "http_version": "1.1",
+        "scheme": "http",
+        "root_path": "",
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 2),
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "extensions": {},
+    }
+    await proxy.asgi(scope, browser.receive, browser.send)
+    return browser
+
+
+async def test_hook_register_routes(opened):
+    class Plugin:
+        @hookimpl
+        def register_routes(self, routes: Routes, proxy: Proxy) -> None:
+            async def count(request: HTTPRequest) -> HTTPReply:
+                return HTTPReply.json({"workers": len(proxy.fleet.workers), "path": request.path})
+
+            routes.add("GET", "/count", count)
+
+    async with opened(Plugin()) as proxy:
+        browser = await get(proxy, "/count")
+    assert (browser.status, browser.json) == (200, {"workers": 0, "path": "/count"})
+
+
+async def test_hook_run_service(opened):
+    seen = []
+
+    class Plugin:
+        @hookimpl
+        def run_service(self, proxy: Proxy):
+            async def service() -> None:
+                seen.append(proxy)
+                try:
+                    await trio.sleep_forever()
+                finally:
+                    seen.append("ended")
+
+            return service
+
+    async with opened(Plugin()) as proxy:
+        await wait_all_tasks_blocked()
+        assert seen == [proxy]
+    assert seen == [proxy, "ended"]
+
+
+async def test_hook_run_service_that_fails_leaves_the_proxy_running(opened):
+    class Plugin:
+        @hookimpl
+        def run_service(self, proxy: Proxy):
+            async def service() -> None:
+                raise ValueError("mine")
+
+            return service
+
+    async with opened(Plugin()) as proxy:
+        await wait_all_tasks_blocked()
+        assert (await get(proxy, "/live")).status == 200
+
+
+async def test_hook_worker_joined(opened):
+    seen = []
+
+    class Plugin:
+        @hookimpl
+        def worker_joined(self, worker: Worker) -> None:
+            seen.append((worker, fleet_of(opening).ready))
+
+    worker = make_worker("w", state="starting")
+    async with opened(Plugin()) as opening:
+        move(opening.fleet, worker, "ready")
+        move(opening.fleet, worker, "paused")
+        move(opening.fleet, worker, "ready")
+        assert seen == [(worker, ())]  # it was told before the worker could get a call
+        move(opening.fleet, worker, "gone")
+        move(opening.fleet, worker, "paused")
+    assert [entry[0] for entry in seen] == [worker, worker]
+
+
+async def test_hook_worker_left(opened):
+    seen = []
+
+    class Plugin:
+        @hookimpl
+        def worker_left(self, worker: Worker) -> None:
+            seen.append((worker, fleet_of(opening).ready))
+
+    worker = make_worker("w", state="starting")
+    async with opened(Plugin()) as opening:
+        move(opening.fleet, worker, "ready")
+        move(opening.fleet, worker, "gone")
+        move(opening.fleet, worker, "gone")
+    assert seen == [(worker, ())]  # it was told when the worker could get no more calls
+
+
+async def test_hook_collect_metrics(opened):
+    class Plugin:
+        @hookimpl
+        def collect_metrics(self, registry: CollectorRegistry) -> None:
+            Counter("headrace_my_hits", "Calls whose session was known", registry=registry).inc(3)
+
+    async with opened(Plugin()) as proxy:
+        browser = await get(proxy, "/metrics")
+    assert b"headrace_my_hits_total 3.0" in browser.raw
+
+
+def fleet_of(proxy: Proxy) -> Fleet:
+    return proxy.fleet
+
+
+def move(fleet: Fleet, worker: Worker, state) -> None:
+    fleet.workers[worker.id] = worker
+    fleet._set(worker, state, "in a test")
+
+
+# --- the specs themselves ----------------------------------------------------------------------------------------------------
+
+
+def doc_of(hook):
+    return inspect.getdoc(getattr(HookSpecs, hook)) or ""
+
+
+def arguments_of(hook):
+    parameters = inspect.signature(getattr(HookSpecs, hook)).parameters
+    return {name: str(parameter.annotation).removeprefix("typing.") for name, parameter in parameters.items() if name != "self"}
+
+
+def example_of(hook):
+    _, _, after = doc_of(hook).partition("\nExample")
+    _, _, code = after.partition("\n\n")
+    return ast.parse(textwrap.dedent(code))
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_every_hook_says_when_it_runs_what_it_may_change_and_what_it_may_raise(hook):
+    doc = doc_of(hook)
+    assert re.search(r"^Runs ", doc, re.MULTILINE), "when does it run?"
+    assert re.search(r"\b([Mm]ay change|[Mm]ay add|[Cc]hanges\s+n|Replaces)", doc), "what may it change?"
+    assert re.search(r"^Raises: \S", doc, re.MULTILINE), "what may it raise?"
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_every_hook_has_an_example_with_its_exact_signature(hook):
+    [function] = [node for node in ast.walk(example_of(hook)) if isinstance(node, ast.FunctionDef) and node.name == hook]
+    assert [ast.unparse(decorator) for decorator in function.decorator_list] == ["hookimpl"]
+    own, *arguments = function.args.args
+    assert own.arg == "self"
+    annotations = {argument.arg: argument.annotation and ast.unparse(argument.annotation) for argument in arguments}
+    expected = arguments_of(hook)
+    assert list(annotations) == list(expected)
+    for name, annotation in expected.items():
+        assert annotations[name] == annotation or annotation == "Any", name
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_every_hook_names_each_of_its_arguments_in_its_documentation(hook):
+    prose, _, _ = doc_of(hook).partition("\nExample")
+    for name in arguments_of(hook):
+        assert re.search(rf"\b{name}s?\b", prose), name
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_every_hook_has_a_test_of_its_own(hook):
+    assert any(name.startswith(f"test_hook_{hook}") for name in globals())
+
+
+def test_no_test_is_for_a_hook_that_does_not_exist():
+    for name in globals():
+        if name.startswith("test_hook_"):
+            assert name.removeprefix("test_hook_").startswith(HOOKS), name

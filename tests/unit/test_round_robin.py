@@ -1,0 +1,42 @@
+"""Round robin: the workers of a model take turns."""
+
+from collections import Counter
+
+from plugins.routing_round_robin import RoundRobin
+from tests.unit.core.lanes import ScriptedLane, output
+from tests.unit.core.rig import Browser, Rig, make_call, make_worker
+
+A, B, C = (make_worker(name) for name in "abc")
+
+
+def turns(policy, workers, count, **call):
+    return [policy.choose_worker(make_call(**call), workers).worker for _ in range(count)]
+
+
+def test_the_workers_take_turns():
+    assert turns(RoundRobin(), (A, B, C), 7) == [A, B, C, A, B, C, A]
+
+
+def test_each_model_has_turns_of_its_own():
+    policy = RoundRobin()
+    assert turns(policy, (A, B), 1, model="x") == [A]
+    assert turns(policy, (A, B), 3, model="y") == [A, B, A]
+    assert turns(policy, (A, B), 1, model="x") == [B]
+
+
+def test_a_worker_that_leaves_takes_no_turns_and_the_others_go_on():
+    policy = RoundRobin()
+    turns(policy, (A, B, C), 2)
+    assert Counter(turns(policy, (A, C), 10)) == {A: 5, C: 5}
+
+
+def test_the_reason_is_its_name():
+    assert RoundRobin().choose_worker(make_call(), (A,)).reason == "round-robin"
+
+
+async def test_calls_of_a_fleet_are_spread_evenly():
+    lanes = [ScriptedLane([output(7, finish="stop")]) for _ in range(3)]
+    rig = Rig(*(make_worker(name, lane) for name, lane in zip("abc", lanes, strict=True)))
+    for _ in range(9):
+        await Browser().ask(rig)
+    assert [len(lane.requests) for lane in lanes] == [3, 3, 3]
