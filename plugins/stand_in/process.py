@@ -28,12 +28,16 @@ class StandInAddress:
     @property
     def grpc(self) -> str:
         """`host:port` of the gRPC server."""
-        return f"{self.host}:{self.grpc_port}"
+        return f"{self._name}:{self.grpc_port}"
 
     @property
     def http(self) -> str:
         """Base URL of the HTTP server, without a slash at the end."""
-        return f"http://{self.host}:{self.http_port}"
+        return f"http://{self._name}:{self.http_port}"
+
+    @property
+    def _name(self) -> str:
+        return f"[{self.host}]" if ":" in self.host else self.host
 
 
 class StandInFailed(Exception):

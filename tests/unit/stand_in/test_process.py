@@ -106,3 +106,8 @@ async def test_a_stand_in_that_does_not_end_is_killed(monkeypatch):
         pass
     with pytest.raises(OSError, match=str(address.http_port)):
         await trio.open_tcp_stream(address.host, address.http_port)
+
+
+def test_an_ipv6_address_is_written_in_brackets():
+    address = StandInAddress("::1", 1, 2, 3)
+    assert (address.grpc, address.http) == ("[::1]:1", "http://[::1]:2")
