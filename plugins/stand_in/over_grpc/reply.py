@@ -18,7 +18,7 @@ def add_prompt(response: pb.GenerateResponse, prompt: PromptRead, options: pb.Re
     info.num_prompt_tokens = len(prompt.tokens)
     if options.prompt_token_ids:
         info.token_ids.extend(prompt.tokens)
-    if prompt.rows:
+    if prompt.rows is not None:
         # Position 0 has no context; vLLM has no null here, and gives zeros and no candidates.
         for row in (Row(prompt.tokens[0], 0.0, 0), *prompt.rows):
             info.logprobs.append(row.logprob)

@@ -114,10 +114,10 @@ async def test_prompt_logprobs_start_with_zeros_and_agree_with_generation():
 
 
 @over_asyncio
-async def test_a_prompt_of_one_token_has_no_prompt_logprobs():
+async def test_a_prompt_of_one_token_has_the_entry_of_its_first_position():
     async with worker() as stand_in:
         info = (await stand_in.generate(request("response { prompt_logprobs: true }", prompt=[1]))).prompt_info
-        assert (list(info.logprobs), list(info.ranks), list(info.candidate_tokens)) == ([], [], [])
+        assert (list(info.logprobs), list(info.ranks), len(info.candidate_tokens)) == ([0.0], [0], 1)
 
 
 @over_asyncio
