@@ -13,6 +13,7 @@ from typing import Final
 
 import trio
 
+from core.beside import beside
 from core.errors import CallError, ClientGone
 from core.serving.asgi import Message, Receive, Send
 
@@ -106,19 +107,11 @@ async def connected(receive: Receive, send: Send, *, stall_timeout: float = 60.0
     Costs a task for the request, and for each message the reading of a clock.
     """
     client = Client(send)
-    failure: Exception | None = None
 
     async def watch() -> None:
         await client.watch(receive, stall_timeout)
         if client.gone or client.stalled:
-            nursery.cancel_scope.cancel()
+            scope.cancel()
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(watch)
-        try:
-            yield client
-        except Exception as error:  # noqa: BLE001 - raised again below, outside of the nursery that would wrap it
-            failure = error
-        nursery.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
+    async with beside(watch) as scope:
+        yield client
