@@ -218,6 +218,24 @@ class HookSpecs:
         """
 
     @hookspec
+    async def prepare_worker(self, worker: "Worker") -> None:
+        """Bring a worker to where the fleet is, before it joins: adapters that the others hold, weights.
+
+        Runs each time that a worker which was not there is reachable and healthy, before `worker_joined`; async, one plugin after the
+        other. The worker gets no call until all have returned. May speak to the worker (`worker.control`, `worker.http`), and changes
+        nothing on it that is headrace's.
+
+        Raises: anything; the worker stays out, with the error and the plugin's name as its reason, and all is tried again at the next
+        probe.
+
+        Example: no worker without its adapter.
+
+            @hookimpl
+            async def prepare_worker(self, worker: Worker) -> None:
+                await worker.control.load_lora(LoadLoraRequest(lora_name="math", source_path="/adapters/math"))
+        """
+
+    @hookspec
     def worker_joined(self, worker: "Worker") -> None:
         """A worker has joined the fleet: it was reached and introduced for the first time, or again after it was gone.
 

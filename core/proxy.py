@@ -7,7 +7,6 @@ import structlog
 import trio
 
 from core.fleet.fleet import Fleet
-from core.fleet.worker import Worker
 from core.log import configure_log
 from core.metrics import Metrics
 from core.northbound.generate import PATH, GenerateRoute
@@ -29,7 +28,7 @@ class Proxy:
     def __init__(self, settings: Settings, registry: Registry) -> None:
         self.settings = settings
         self.registry = registry
-        self.fleet = Fleet(settings.probe, settings.gate, joined=self._joined, left=self._left)
+        self.fleet = Fleet(settings.probe, settings.gate, registry)
         self._metrics = Metrics(self.fleet)
         placer = Placer(registry, self.fleet)
         path = Path(registry, placer, self._metrics, retries=settings.routing.retries)
@@ -52,12 +51,6 @@ class Proxy:
             await service()
         except Exception:
             log.exception("service.failed", plugin=name)
-
-    def _joined(self, worker: Worker) -> None:
-        self.registry.tell("worker_joined", worker=worker)
-
-    def _left(self, worker: Worker) -> None:
-        self.registry.tell("worker_left", worker=worker)
 
 
 @asynccontextmanager

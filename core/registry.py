@@ -10,7 +10,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 import structlog
@@ -19,6 +19,9 @@ from msgspec import Struct
 from core.errors import CallError, PluginFault
 from core.hookspecs import HOOKS, PROJECT, Choice, HookSpecs
 from core.settings import PluginSettings, PluginsSettings, Settings, SettingsError, convert_settings, nearest
+
+if TYPE_CHECKING:
+    from core.fleet.worker import Worker
 
 log = structlog.stdlib.get_logger()
 
@@ -96,6 +99,15 @@ class Registry:
                 caller(**arguments)
             except Exception as error:
                 log.exception("plugin.failed", plugin=name, hook=hook, error=type(error).__name__)
+
+    async def prepare(self, worker: "Worker") -> None:
+        """`prepare_worker` of each plugin in turn. Raises: `PluginFault`, whose cause is what the plugin raised."""
+        for loaded in self._implementing("prepare_worker"):
+            try:
+                for awaitable in self._alone("prepare_worker", loaded)(worker=worker):
+                    await awaitable
+            except Exception as error:
+                raise PluginFault(loaded.name, "prepare_worker", error) from error
 
     def implements(self, hook: str) -> bool:
         """Whether some plugin implements the hook."""

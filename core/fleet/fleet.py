@@ -1,15 +1,17 @@
 """All workers: joining when they are ready, leaving when they are not."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import structlog
 import trio
 
+from core.errors import PluginFault
 from core.fleet.connection import Connection, connect
 from core.fleet.gate import Gate
 from core.fleet.probe import ProbeFailed
 from core.fleet.worker import State, Worker
+from core.registry import Registry
 from core.settings import GateSettings, ProbeSettings, WorkerSettings
 
 log = structlog.stdlib.get_logger()
@@ -19,17 +21,11 @@ _ABSENT = frozenset({"starting", "gone"})
 
 
 class Fleet:
-    """The workers by id.
+    """The workers by id. Plugins are told of each that comes and goes: `prepare_worker`, `worker_joined`, `worker_left`, in turn."""
 
-    `joined` is told of a worker before it can get its first call, `left` after it can get no more; the two alternate.
-    """
-
-    def __init__(
-        self, probe: ProbeSettings, gate: GateSettings, *, joined: Callable[[Worker], None], left: Callable[[Worker], None]
-    ) -> None:
+    def __init__(self, probe: ProbeSettings, gate: GateSettings, registry: Registry) -> None:
         self._probe = probe
-        self._joined = joined
-        self._left = left
+        self._registry = registry
         self.workers: dict[str, Worker] = {}
         #: The workers that take calls, in the order in which they were added.
         self.ready: tuple[Worker, ...] = ()
@@ -62,35 +58,40 @@ class Fleet:
     async def _watch(self, worker: Worker, connection: Connection) -> None:
         failures = 0
         while True:
-            failure = await self._probe_once(worker, connection)
+            failure = await self._look(worker, connection)
             failures = failures + 1 if failure else 0
             if failure and (failure.certain or failures >= self._probe.failures or worker.state in _ABSENT):
                 self._set(worker, "starting" if worker.info is None else "gone", str(failure))
             with trio.move_on_after(self._probe.interval):
                 await worker.suspected()
 
-    async def _probe_once(self, worker: Worker, connection: Connection) -> ProbeFailed | None:
+    async def _look(self, worker: Worker, connection: Connection) -> ProbeFailed | None:
+        """Probe once, and let the worker join, pause or go on accordingly."""
         try:
             with trio.fail_after(self._probe.timeout):
-                await self._look(worker, connection)
+                if worker.state in _ABSENT:
+                    await self._introduce(worker, connection)
+                report = await connection.probe.check()
+            worker.policy_version = report.policy_version
+            if worker.state in _ABSENT:
+                await self._registry.prepare(worker)
         except ProbeFailed as failure:
             return failure
         except trio.TooSlowError:
             return ProbeFailed(f"no answer to a probe within {self._probe.timeout:g} s", certain=False)
-        return None
-
-    async def _look(self, worker: Worker, connection: Connection) -> None:
-        if worker.state in _ABSENT:
-            # What listens there now may be another process than before.
-            worker.info = await connection.probe.introduce()
-            worker.introduced_at = time.time()
-            worker.lanes = await connection.lanes(worker.info.max_model_len)
-        report = await connection.probe.check()
-        worker.policy_version = report.policy_version
+        except PluginFault as fault:
+            return ProbeFailed(f"{fault.message}: {fault.__cause__}", certain=True)
         if report.paused:
             self._set(worker, "paused", "its engine is paused")
         else:
             self._set(worker, "ready", "")
+        return None
+
+    async def _introduce(self, worker: Worker, connection: Connection) -> None:
+        """Learn who listens there now: it may be another process than before."""
+        worker.info = await connection.probe.introduce()
+        worker.introduced_at = time.time()
+        worker.lanes = await connection.lanes(worker.info.max_model_len)
 
     def _set(self, worker: Worker, state: State, reason: str) -> None:
         before, worker.state, worker.reason = worker.state, state, reason
@@ -98,8 +99,8 @@ class Fleet:
             return
         log.info("worker.state", worker=worker.id, state=state, before=before, reason=reason)
         if before in _ABSENT and state not in _ABSENT:
-            self._joined(worker)
+            self._registry.tell("worker_joined", worker=worker)
         self.ready = tuple(w for w in self.workers.values() if w.state == "ready")
         if state in _ABSENT and before not in _ABSENT:
-            self._left(worker)
+            self._registry.tell("worker_left", worker=worker)
         self.gate.notify()

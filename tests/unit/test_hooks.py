@@ -23,9 +23,11 @@ from core.proxy import Proxy, open_proxy
 from core.registry import Loaded, Registry
 from core.reply import GenerateReply, Output
 from core.routes import HTTPReply, HTTPRequest, Routes
-from core.settings import Settings
+from core.settings import Settings, parse_settings
 from core.wire.generated.inference_pb2 import GenerateRequest
 from plugins.routing_round_robin import RoundRobin
+from plugins.stand_in import Settings as StandInSettings
+from plugins.stand_in import StandIn
 from tests.unit.core.lanes import ScriptedLane, output
 from tests.unit.core.rig import Browser, Rig, make_worker
 
@@ -238,6 +240,31 @@ async def test_hook_run_service_that_fails_leaves_the_proxy_running(opened):
     async with opened(Plugin()) as proxy:
         await wait_all_tasks_blocked()
         assert (await get(proxy, "/live")).status == 200
+
+
+async def test_hook_prepare_worker():
+    prepared = []
+    joined = trio.Event()
+
+    class Plugin:
+        @hookimpl
+        async def prepare_worker(self, worker: Worker) -> None:
+            prepared.append((worker.id, worker.state, worker.reason))
+            if len(prepared) == 1:
+                raise LookupError("its adapter isn't there yet")
+
+        @hookimpl
+        def worker_joined(self) -> None:
+            joined.set()
+
+    plugins = {"preparing": Plugin(), "stand-in": StandIn(StandInSettings()), "round-robin": RoundRobin()}
+    registry = Registry([Loaded(name, plugin) for name, plugin in plugins.items()], ["round-robin"])
+    async with open_proxy(parse_settings("probe.interval = 0.05"), registry):
+        await joined.wait()
+    assert prepared == [
+        ("stand-in-0", "starting", "not probed yet"),
+        ("stand-in-0", "gone", "plugin 'preparing' failed in prepare_worker: LookupError: its adapter isn't there yet"),
+    ]
 
 
 async def test_hook_worker_joined(opened):

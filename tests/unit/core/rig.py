@@ -61,20 +61,14 @@ class Rig:
         policies: Sequence[str] = ("round-robin",),
     ) -> None:
         self.witness = Witness()
-        self.moved: list[tuple[str, str]] = []
-        self.fleet = Fleet(
-            ProbeSettings(),
-            gate or GateSettings(),
-            joined=lambda w: self.moved.append(("joined", w.id)),
-            left=lambda w: self.moved.append(("left", w.id)),
-        )
+        loaded = [Loaded("round-robin", RoundRobin()), Loaded("witness", self.witness)]
+        loaded += [Loaded(f"p{i}", plugin) for i, plugin in enumerate(plugins)]
+        self.registry = Registry(loaded, policies)
+        self.fleet = Fleet(ProbeSettings(), gate or GateSettings(), self.registry)
         for worker in workers:
             self.fleet.workers[worker.id] = worker
         self.fleet.ready = tuple(w for w in workers if w.state == "ready")
         self.workers = workers
-        loaded = [Loaded("round-robin", RoundRobin()), Loaded("witness", self.witness)]
-        loaded += [Loaded(f"p{i}", plugin) for i, plugin in enumerate(plugins)]
-        self.registry = Registry(loaded, policies)
         self.metrics = Metrics(self.fleet)
         self.placer = Placer(self.registry, self.fleet)
         self.path = Path(self.registry, self.placer, self.metrics, retries=retries)
