@@ -12,6 +12,7 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.struct_pb2 import Struct
 
 from core.call import Call, SamplingParams
+from core.errors import CallError
 from core.reply import ChunkChoice, FinishReason, Logprobs, Output, PromptLogprob, PromptLogprobs, TokenLogprob, TopLogprob
 from core.wire.generated.inference_pb2 import FinishInfo, GenerateResponse, PromptInfo, SequenceOutput
 
@@ -28,13 +29,18 @@ def lift_from_grpc(call: Call, message: GenerateResponse, index: int, prompt: Pr
     """One message of the worker, as output number `index` of the call.
 
     `prompt` is what an earlier message has said of the prompt: in a stream it comes first, by itself.
+
+    Raises: `CallError` (502) when its lists don't match, or a transfer parameter is no JSON.
     """
     output = Output(choice=ChunkChoice(index=index, token_ids=[]))
     if message.HasField("prompt_info"):
         prompt = message.prompt_info
-    if prompt is not None:
-        _lift_prompt(call, prompt, output, index)
-    _lift_tokens(call, message.outputs, output)
+    try:
+        if prompt is not None:
+            _lift_prompt(call, prompt, output, index)
+        _lift_tokens(call, message.outputs, output)
+    except (ValueError, IndexError) as error:
+        raise CallError(502, f"the worker's answer can't be read: {error}") from error
     return output
 
 

@@ -7,10 +7,11 @@ and the rest of the context (gRPC: the model's own limit first).
 from typing import Any
 
 import msgspec
-from google.protobuf.json_format import ParseDict
+from google.protobuf.json_format import ParseDict, ParseError
 from google.protobuf.struct_pb2 import Struct
 
 from core.call import Call, SamplingParams, StructuredOutputs
+from core.errors import BadRequest
 from core.wire.generated.inference_pb2 import (
     CandidateTokens,
     DecodingParameters,
@@ -27,6 +28,8 @@ def lower_to_grpc(call: Call, *, index: int, max_model_len: int) -> GenerateRequ
     """The request for output number `index` of a call; `max_model_len` in tokens.
 
     The seed of output i is the caller's plus i, as vLLM derives it for `n > 1`.
+
+    Raises: `BadRequest` for transfer parameters that a protobuf `Struct` can't hold.
     """
     sampling = call.sampling
     reasoning = call.reasoning_parser_kwargs
@@ -48,7 +51,7 @@ def lower_to_grpc(call: Call, *, index: int, max_model_len: int) -> GenerateRequ
     if call.reasoning_ended is not None:
         request.engine_reasoning_gate.reasoning_ended = call.reasoning_ended
     if reasoning and reasoning.chat_template_kwargs is not None:
-        request.engine_reasoning_gate.chat_template_kwargs.CopyFrom(_struct(reasoning.chat_template_kwargs))
+        request.engine_reasoning_gate.chat_template_kwargs.CopyFrom(_struct(reasoning.chat_template_kwargs, "reasoning_parser_kwargs"))
     return request
 
 
@@ -128,10 +131,13 @@ def _kv(call: Call) -> KVCacheParameters:
     return KVCacheParameters(
         bypass_prefix_cache=call.sampling.skip_reading_prefix_cache,
         cache_salt=call.cache_salt,
-        kv_transfer_params=None if call.kv_transfer_params is None else _struct(call.kv_transfer_params),
-        ec_transfer_params=None if call.ec_transfer_params is None else _struct(call.ec_transfer_params),
+        kv_transfer_params=None if call.kv_transfer_params is None else _struct(call.kv_transfer_params, "kv_transfer_params"),
+        ec_transfer_params=None if call.ec_transfer_params is None else _struct(call.ec_transfer_params, "ec_transfer_params"),
     )
 
 
-def _struct(values: dict[str, Any]) -> Struct:
-    return ParseDict(values, Struct())
+def _struct(values: dict[str, Any], param: str) -> Struct:
+    try:
+        return ParseDict(values, Struct())
+    except (ParseError, OverflowError) as error:  # nested too deeply, or a number beyond what a double holds
+        raise BadRequest(f"{param}: gRPC can't carry it: {error}", param=param) from error

@@ -1,0 +1,167 @@
+"""Nothing is silently dropped: every field of a call goes over gRPC, or is a need that decides for another wire."""
+
+import msgspec
+import pytest
+
+from core.call import SamplingParams, StructuredOutputs
+from core.northbound.body import parse_call
+from core.wire.grpc_lowering import lower_to_grpc
+from core.wire.http_lowering import lower_to_http
+from core.wire.needs import (
+    GRPC_CAN,
+    PYTHON_HTTP_CAN,
+    RUST_HTTP_CAN,
+    SAMPLING_NEEDS,
+    STREAMED_PROMPT_LOGPROBS,
+    explain,
+)
+from tests.unit.core.rig import make_call
+
+#: They shape text, and the route answers in tokens.
+SHAPES_TEXT = {"detokenize", "skip_special_tokens", "spaces_between_special_tokens"}
+
+#: A value for each field of `sampling_params` that differs from what is meant when it is absent.
+VALUES = {
+    "temperature": 0.5,
+    "top_p": 0.9,
+    "top_k": 5,
+    "min_p": 0.1,
+    "seed": 7,
+    "max_tokens": 4,
+    "min_tokens": 2,
+    "ignore_eos": True,
+    "stop": ["a"],
+    "stop_token_ids": [3],
+    "include_stop_str_in_output": True,
+    "thinking_token_budget": 9,
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.5,
+    "repetition_penalty": 1.5,
+    "repetition_detection": {"max_pattern_size": 3},
+    "logit_bias": {"3": 1.5},
+    "allowed_token_ids": [3],
+    "bad_words": ["a"],
+    "bad_words_token_ids": [[3, 4]],
+    "structured_outputs": {"regex": "a"},
+    "logprobs": 2,
+    "prompt_logprobs": 2,
+    "logprob_token_ids": [3],
+    "prompt_logprob_token_ids": [[3]],
+    "prompt_logprob_start": 1,
+    "skip_reading_prefix_cache": True,
+    "routed_experts_prompt_start": 1,
+    "trace_decode_token_ids": [3],
+    "stream_interval": 2,
+    "watermarking": False,
+    "vllm_xargs": {"a": 1},
+    "extra_args": {"a": 1},
+}
+
+
+def call_with(**sampling):
+    return parse_call(msgspec.json.encode({"token_ids": [1, 2], "request_id": "r1", "sampling_params": sampling}), {})
+
+
+def lowered(call):
+    return lower_to_grpc(call, index=0, max_model_len=100)
+
+
+def test_there_is_a_value_for_every_field():
+    assert set(VALUES) | SHAPES_TEXT | {"n"} == set(SamplingParams.__struct_fields__)
+
+
+@pytest.mark.parametrize("field", VALUES)
+def test_every_sampling_param_goes_over_grpc_or_is_a_need(field):
+    call = call_with(**{field: VALUES[field]})
+    changes = lowered(call) != lowered(call_with())
+    assert changes or call.needs - GRPC_CAN, f"{field} would be dropped"
+    if call.needs - GRPC_CAN:
+        assert call.needs == {f"sampling_params.{field}"}
+
+
+@pytest.mark.parametrize("field", SHAPES_TEXT)
+def test_what_shapes_text_is_no_need(field):
+    assert call_with(**{field: True}).needs == set()
+
+
+@pytest.mark.parametrize("field", VALUES)
+def test_every_sampling_param_goes_over_http(field):
+    assert lower_to_http(call_with(**{field: VALUES[field]}), index=0, max_model_len=100) != lower_to_http(
+        call_with(), index=0, max_model_len=100
+    )
+
+
+@pytest.mark.parametrize("field", StructuredOutputs.__struct_fields__)
+def test_every_kind_and_option_of_structured_outputs_goes_over_grpc_or_is_a_need(field):
+    values = {"json": {"type": "object"}, "choice": ["a"], "json_object": True, "structural_tag": "{}", "regex": "a", "grammar": "a"}
+    call = call_with(structured_outputs={field: values.get(field, "x" if field == "whitespace_pattern" else True)})
+    if field in values:
+        assert lowered(call).decoding.WhichOneof("structured_output") == field
+        assert call.needs == set()
+    else:
+        assert call.needs == {f"sampling_params.structured_outputs.{field}"}
+
+
+#: Fields of a call that are on its way, but not for the worker.
+OURS = {
+    "stream",
+    "stream_options",
+    "headers",
+    "unclaimed",
+    "unclaimed_sampling",
+    "identity",
+    "needs",
+    "reply_headers",
+    "created",
+    "started",
+    "data_parallel_rank",  # metadata, see test_grpc_lane
+}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("id", "r2"),
+        ("token_ids", [9]),
+        ("sampling", SamplingParams(seed=1)),
+        ("model", "tiny"),
+        ("cache_salt", "salt"),
+        ("priority", -3),
+        ("session_id", "s"),
+        ("adapter", "math"),
+        ("kv_transfer_params", {}),
+        ("kv_transfer_params", {"a": 1}),
+        ("ec_transfer_params", {"a": 1}),
+        ("return_token_ids", True),
+        ("reasoning_ended", False),
+    ],
+)
+def test_every_field_of_a_call_goes_over_grpc(field, value):
+    plain = make_call()
+    assert lowered(msgspec.structs.replace(plain, **{field: value})) != lowered(plain)
+
+
+def test_the_lists_above_are_all_fields_of_a_call():
+    tested = {"id", "token_ids", "sampling", "model", "cache_salt", "priority", "session_id", "adapter", "return_token_ids"}
+    tested |= {"kv_transfer_params", "ec_transfer_params", "reasoning_ended", "reasoning_parser_kwargs"}
+    assert tested | OURS == set(make_call().__struct_fields__)
+
+
+def test_streamed_prompt_logprobs_are_a_need_of_their_own():
+    body = {"token_ids": [1], "sampling_params": {"prompt_logprobs": 0}}
+    assert parse_call(msgspec.json.encode(body), {}).needs == set()
+    assert parse_call(msgspec.json.encode({**body, "stream": True}), {}).needs == {STREAMED_PROMPT_LOGPROBS}
+
+
+def test_every_need_is_the_path_of_a_field_and_has_a_wire():
+    for key, need in SAMPLING_NEEDS:
+        assert need == f"sampling_params.{key}"
+        assert key in SamplingParams.__struct_fields__
+        assert need in GRPC_CAN | RUST_HTTP_CAN | PYTHON_HTTP_CAN
+
+
+def test_the_explanation_names_each_need_and_who_serves_it():
+    assert explain(["sampling_params.trace_decode_token_ids"]) == ("sampling_params.trace_decode_token_ids (needs the Python HTTP server)")
+    assert explain({"sampling_params.stop", "a plugin's"}) == (
+        "a plugin's (needs another worker), sampling_params.stop (needs grpc or the Python HTTP server)"
+    )
