@@ -350,7 +350,7 @@ def test_every_hook_says_when_it_runs_what_it_may_change_and_what_it_may_raise(h
 
 @pytest.mark.parametrize("hook", HOOKS)
 def test_every_hook_has_an_example_with_its_exact_signature(hook):
-    [function] = [node for node in ast.walk(example_of(hook)) if isinstance(node, ast.FunctionDef) and node.name == hook]
+    [function] = [node for node in ast.walk(example_of(hook)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == hook]
     assert [ast.unparse(decorator) for decorator in function.decorator_list] == ["hookimpl"]
     own, *arguments = function.args.args
     assert own.arg == "self"
