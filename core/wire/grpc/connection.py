@@ -50,6 +50,9 @@ class Owner(Protocol):
     def on_lost(self, connection: "Connection") -> None:
         """It's gone, and its calls have been told."""
 
+    def on_too_many_pings(self) -> None:
+        """The worker closes a connection because it was asked too often whether it's there."""
+
 
 class Connection:
     """A connection and the calls on it. `reserved` belongs to the pool: calls that are about to open."""
@@ -264,6 +267,8 @@ class Connection:
                     self._owner.on_ready(self)
             case GoingAway():
                 self._reason = event.reason
+                if "too_many_pings" in event.reason:
+                    self._owner.on_too_many_pings()
                 if not self._exchanges:
                     self.close()
                 self._owner.on_room(self)

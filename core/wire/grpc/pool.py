@@ -11,6 +11,7 @@ import random
 
 import trio
 from grpclib.const import Status
+from msgspec import structs
 
 from core.wire.grpc.connection import Connect, Connection
 from core.wire.grpc.deadlines import Deadlines
@@ -116,6 +117,10 @@ class Pool:
             self._ending.discard(connection)
         self._changed.set()
         self._serve()
+
+    def on_too_many_pings(self) -> None:
+        """The worker closes a connection because it was asked too often whether it's there: ask half as often."""
+        self._limits = structs.replace(self._limits, keepalive_interval=2 * self._limits.keepalive_interval)
 
     # -- private --
 

@@ -12,8 +12,15 @@ from grpclib.const import Status
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
-from h2.events import PingAckReceived, RemoteSettingsChanged, ResponseReceived, StreamReset, TrailersReceived
-from h2.events import WindowUpdated as H2WindowUpdated
+from h2.events import (
+    PingAckReceived,
+    RemoteSettingsChanged,
+    ResponseReceived,
+    SettingsAcknowledged,
+    StreamReset,
+    TrailersReceived,
+    WindowUpdated,
+)
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 from hyperframe.frame import WindowUpdateFrame
@@ -33,7 +40,7 @@ from core.wire.grpc.frames import Data, FrameCutter, FrameError, GoAway
 from core.wire.grpc.headers import HeaderList, Verdict, refusal, verdict
 from core.wire.grpc.limits import ChannelLimits
 from core.wire.grpc.messages import BadMessage, MessageReader
-from core.wire.grpc.resets import BARRIER, ResetBudget
+from core.wire.grpc.resets import ResetBudget
 
 MAX_FRAME = 2**20
 """The largest frame that we take. Larger ones would make small replies wait behind them for no gain in speed."""
@@ -77,13 +84,15 @@ class ClientProtocol:
         self._received = 0  # flow-controlled bytes of the connection not given back yet
         self._highest = 0
         self._going: GoAway | None = None
+        self._settings_known = False  # the peer has acknowledged our first settings
         self._broken = False
         self._handlers: dict[type[Any], Callable[[Any, list[Event]], None]] = {
             ResponseReceived: self._on_head,
             TrailersReceived: self._on_trailers,
             StreamReset: self._on_reset,
-            H2WindowUpdated: self._on_window,
+            WindowUpdated: self._on_window,
             RemoteSettingsChanged: self._on_settings,
+            SettingsAcknowledged: self._on_settings_acknowledged,
             PingAckReceived: self._on_ping,
         }
         self._h2.initiate_connection()
@@ -126,8 +135,8 @@ class ClientProtocol:
 
     def take_output(self) -> bytes:
         """All bytes for the peer that have not been taken yet."""
-        if not self._broken and self._resets.ask(self._highest):
-            self._h2.ping(BARRIER)
+        if not self._broken and self._resets.ask():
+            self._h2.update_settings({})
         output = self._h2.data_to_send()
         if self._updates:
             output = b"".join(self._updates) + output
@@ -298,7 +307,7 @@ class ClientProtocol:
         status = _OF_RESET.get(code, Status.INTERNAL) if known else Status.INTERNAL
         events.append(Ended(stream_id, status, text, lost=refused, unprocessed=refused))
 
-    def _on_window(self, event: H2WindowUpdated, events: list[Event]) -> None:
+    def _on_window(self, event: WindowUpdated, events: list[Event]) -> None:
         events.append(SendWindowOpened(event.stream_id or 0))
 
     def _on_settings(self, event: RemoteSettingsChanged, events: list[Event]) -> None:
@@ -307,9 +316,11 @@ class ClientProtocol:
             events.append(SendWindowOpened(0))
 
     def _on_ping(self, event: PingAckReceived, events: list[Event]) -> None:
-        payload = event.ping_data or b""
-        if payload != BARRIER:
-            events.append(PingAnswered(payload))
+        events.append(PingAnswered(event.ping_data or b""))
+
+    def _on_settings_acknowledged(self, _event: SettingsAcknowledged, _events: list[Event]) -> None:
+        if not self._settings_known:
+            self._settings_known = True
             return
         for stream_id in self._resets.answered():
             self._h2.reset_stream(stream_id, ErrorCodes.CANCEL)

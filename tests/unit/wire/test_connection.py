@@ -438,6 +438,23 @@ async def test_an_answered_ping_keeps_the_call(network, nursery, autojump_clock)
         assert outcome.reply == b"at last"
 
 
+async def test_a_worker_that_finds_pings_too_many_gets_half_as_many(network, nursery, autojump_clock):
+    async with channel_to(network, keepalive_interval=10, keepalive_timeout=5) as channel:
+        call(nursery, channel)
+        peer = await network.accept()
+        stream_id = await peer.request()
+        await peer.expect(PingReceived)
+        await peer.goaway(stream_id, ErrorCodes.ENHANCE_YOUR_CALM, b"too_many_pings")
+        await peer.close()
+        await wait_all_tasks_blocked()
+        call(nursery, channel)
+        peer = await network.accept()
+        await peer.request()
+        begun = trio.current_time()
+        await peer.expect(PingReceived)
+        assert trio.current_time() - begun == pytest.approx(20)
+
+
 async def test_there_are_no_pings_without_calls(network, nursery, autojump_clock):
     async with channel_to(network, keepalive_interval=10, idle_timeout=1000) as channel:
         call(nursery, channel)

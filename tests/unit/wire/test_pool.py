@@ -190,7 +190,7 @@ async def test_a_burst_of_cancelled_calls_moves_new_ones_to_another_connection(n
         await second.reply(await second.request(), b"elsewhere")
         await wait_all_tasks_blocked()
         assert outcome.reply == b"elsewhere"
-        await first.read()  # and answers the PING
+        await first.read()  # and answers
         await wait_all_tasks_blocked()
         call(nursery, channel)
         await wait_all_tasks_blocked()

@@ -23,28 +23,29 @@ def test_a_later_reply_vouches_for_the_streams_before_it():
     assert budget.take(2 * BURST + 1)
 
 
-def test_one_ping_at_a_time_asks_for_all_that_waits():
+def test_each_answer_releases_another_burst():
     budget = ResetBudget()
-    assert not budget.ask(99)
-    for stream_id in range(1, 100, 2):
-        budget.take(stream_id)
-    assert budget.ask(99)
-    assert not budget.ask(99)
-    assert budget.answered() == list(range(2 * BURST + 1, 100, 2))
-    assert not budget.strained
-
-
-def test_streams_opened_after_the_ping_wait_for_the_next_one():
-    budget = ResetBudget()
-    for stream_id in range(1, 2 * BURST + 3, 2):
-        budget.take(stream_id)
-    assert budget.ask(2 * BURST + 1)
-    later = list(range(1001, 1001 + 2 * BURST + 4, 2))
-    assert not any(budget.take(stream_id) for stream_id in later)
-    assert budget.answered() == [2 * BURST + 1, *later[:BURST]]
+    assert not budget.ask()
+    streams = list(range(1, 6 * BURST, 2))
+    assert [stream_id for stream_id in streams if budget.take(stream_id)] == streams[:BURST]
+    assert budget.ask()
+    assert not budget.ask()
+    assert budget.answered() == streams[BURST : 2 * BURST]
     assert budget.strained
-    assert budget.ask(2001)
-    assert budget.answered() == later[BURST:]
+    assert budget.ask()
+    assert budget.answered() == streams[2 * BURST :]
+    assert not budget.strained
+    assert not budget.ask()
+
+
+def test_a_reply_releases_all_streams_before_it_with_the_next_answer():
+    budget = ResetBudget()
+    streams = list(range(1, 200, 2))
+    for stream_id in streams:
+        budget.take(stream_id)
+    assert budget.ask()
+    budget.accepted(199)
+    assert budget.answered() == streams[BURST:]
 
 
 def test_a_stray_answer_changes_nothing():
