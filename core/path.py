@@ -1,12 +1,13 @@
 """The life of a call, from the first hook to the last. Read it from top to bottom."""
 
 import re
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from http import HTTPStatus
 from time import perf_counter
 from typing import Any, Final
 
+import httpx
 import structlog
 
 from core.call import BODY_KEYS, Call, Identity, Outcome, SamplingParams
@@ -77,7 +78,7 @@ class Path:
                     outputs = await gather(call, place.lane, self._lower(call, place))
                 break
             except WorkerLost as lost:
-                self._lost(place, tried, lost)
+                self._lost(place.worker, tried, lost)
         reply = compose(call, place.worker, outputs)
         usage = reply.usage
         outcome.prompt_tokens, outcome.output_tokens = usage.prompt_tokens, usage.completion_tokens
@@ -110,7 +111,35 @@ class Path:
                 if started:  # what the client has read can't be taken back
                     place.worker.suspect()
                     raise
-                self._lost(place, tried, lost)
+                self._lost(place.worker, tried, lost)
+
+    @asynccontextmanager
+    async def relayed(
+        self, call: Call, outcome: Outcome, send: Callable[[Worker], Awaitable[httpx.Response]]
+    ) -> AsyncGenerator[httpx.Response, None]:
+        """What a worker's HTTP server answers to a call that goes there as it is; `send` asks one worker and doesn't read the body.
+
+        Cancellation, and leaving early: the connection is closed, which cancels the call on the worker.
+        Raises: `CallError`.
+        """
+        self._receive(call)
+        tried: dict[Worker, str] = {}
+        while True:
+            await self._placer.gate(call, tried)
+            choice = self._placer.place_relayed(call, tried)
+            outcome.worker, outcome.wire, outcome.route = choice.worker.id, "http", choice.reason
+            outcome.attempts += 1
+            with choice.worker.serving():
+                try:
+                    response = await send(choice.worker)
+                except httpx.TransportError as error:
+                    self._lost(choice.worker, tried, WorkerLost(f"the worker's HTTP server can't be reached: {error}"))
+                    continue
+                try:
+                    yield response
+                finally:
+                    await response.aclose()
+                return
 
     def _receive(self, call: Call) -> None:
         self._registry.call("receive_call", call=call)
@@ -134,13 +163,13 @@ class Path:
             self._registry.call("lower_call", call=call, worker=place.worker, request=request)
         return requests
 
-    def _lost(self, place: Placement, tried: dict[Worker, str], lost: WorkerLost) -> None:
+    def _lost(self, worker: Worker, tried: dict[Worker, str], lost: WorkerLost) -> None:
         """Note a lost worker, or give up with its error."""
-        place.worker.suspect()
-        tried[place.worker] = lost.message
+        worker.suspect()
+        tried[worker] = lost.message
         if len(tried) > self._retries:
             raise lost
-        log.warning("call.retried", worker=place.worker.id, reason=_without_lists(lost.message))
+        log.warning("call.retried", worker=worker.id, reason=_without_lists(lost.message))
 
     def _settle(self, call: Call, outcome: Outcome) -> None:
         self._metrics.settled(outcome)

@@ -46,21 +46,35 @@ class Placer:
         Raises: `NotFound` for a model that the fleet doesn't serve, `BadRequest` when no worker's wire carries what the call needs or
         the model must be named, `NoWorker` when nobody is ready, `PluginFault`.
         """
-        lanes = self._candidates(call, tried)
-        workers = self._eligible(call, tuple(lanes))
+        lanes = self._lanes(call, self._ready(call, tried))
+        choice = self._choose(call, tuple(lanes))
+        return Placement(choice.worker, lanes[choice.worker], choice.reason)
+
+    def place_relayed(self, call: Call, tried: Mapping[Worker, str]) -> Choice:
+        """Choose a worker with an HTTP server, for a call that goes there as it is. Raises as `place` does."""
+        workers = tuple(w for w in self._ready(call, tried) if w.http is not None)
+        if not workers:
+            raise CallError(501, "no worker has an HTTP server, which this route is relayed to: give it `http` in headrace.toml")
+        return self._choose(call, workers)
+
+    def _choose(self, call: Call, candidates: tuple[Worker, ...]) -> Choice:
+        workers = self._eligible(call, candidates)
         choice: Choice | None = self._registry.call("choose_worker", call=call, workers=workers)
         if choice is None:
             raise NoWorker("no routing policy chose a worker")
         if not isinstance(choice, Choice) or choice.worker not in workers:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise PluginFault("a routing policy", "choose_worker", ValueError("chose what is not one of the eligible workers"))
-        return Placement(choice.worker, lanes[choice.worker], choice.reason)
+        return choice
 
-    def _candidates(self, call: Call, tried: Mapping[Worker, str]) -> dict[Worker, Lane]:
+    def _ready(self, call: Call, tried: Mapping[Worker, str]) -> list[Worker]:
         ready = [w for w in self._fleet.ready if w not in tried and _serves(w, call)]
         if not ready:
             raise self._nobody(call, tried)
         if not call.model and len(names := {w.models[0] for w in ready}) > 1:
             raise BadRequest(f"model: the fleet serves {', '.join(sorted(names))}; name one", param="model")
+        return ready
+
+    def _lanes(self, call: Call, ready: list[Worker]) -> dict[Worker, Lane]:
         lanes = {w: lane for w in ready if (lane := w.lane_for(call.needs))}
         if not lanes:
             missing = call.needs - frozenset[str]().union(*(lane.can for w in ready for lane in w.lanes)) or call.needs

@@ -10,6 +10,7 @@ from core.fleet.fleet import Fleet
 from core.log import configure_log
 from core.metrics import Metrics
 from core.northbound.generate import PATH, GenerateRoute
+from core.northbound.relay import Relay
 from core.northbound.status import add_status_routes
 from core.path import Path
 from core.placement import Placer
@@ -32,6 +33,8 @@ class Proxy:
         self._metrics = Metrics(self.fleet)
         placer = Placer(registry, self.fleet)
         path = Path(registry, placer, self._metrics, retries=settings.routing.retries)
+        #: Relays a request to a worker's HTTP server: `await proxy.relay(exchange, call, body)`.
+        self.relay = Relay(path, stall_timeout=settings.server.stall_timeout)
         self._generate = GenerateRoute(path, settings.server)
         self._routes = Routes(max_body_bytes=settings.server.max_body_mib * MIB)
         add_status_routes(self._routes, self.fleet, self._metrics, registry)

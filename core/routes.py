@@ -5,14 +5,17 @@ Quart serves them; nobody but this module knows.
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal, cast
+from urllib.parse import parse_qsl
 
 import msgspec
 from msgspec import Struct, field
 from quart import Response, request
 from quart_trio import QuartTrio
 
-from core.errors import BadRequest, CallError, NotFound
+from core.errors import BadRequest, CallError, ClientGone, NotFound
+from core.northbound.answering import send_error
 from core.serving.asgi import ASGIApp, Receive, Scope, Send
+from core.serving.client import read_body
 
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
 
@@ -58,6 +61,17 @@ class HTTPReply(Struct, frozen=True):
 Handler = Callable[[HTTPRequest], Awaitable[HTTPReply]]
 
 
+class Exchange(Struct, frozen=True):
+    """A request whose answer is written by its handler, piece by piece, over ASGI's `send`. The body was read."""
+
+    request: HTTPRequest
+    receive: Receive
+    send: Send
+
+
+StreamHandler = Callable[[Exchange], Awaitable[None]]
+
+
 class Routes:
     """Where handlers are added; an ASGI application of its own.
 
@@ -65,6 +79,8 @@ class Routes:
     """
 
     def __init__(self, *, max_body_bytes: int) -> None:
+        self._max_body_bytes = max_body_bytes
+        self._streamed: dict[tuple[str, str], StreamHandler] = {}
         self._quart = QuartTrio("headrace")
         self._quart.config["MAX_CONTENT_LENGTH"] = max_body_bytes
         self._quart.register_error_handler(404, _not_found)
@@ -74,16 +90,49 @@ class Routes:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One HTTP request."""
+        if handler := self._streamed.get((scope["method"], scope["path"])):
+            await self._stream(handler, scope, receive, send)
+            return
         # Quart's types know ASGI as closed sets of typed dictionaries; ours are open mappings.
         await cast("ASGIApp", self._quart)(scope, receive, send)
+
+    async def _stream(self, handler: StreamHandler, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            body = await read_body(receive, self._max_body_bytes)
+        except ClientGone:
+            return
+        except CallError as error:
+            await send_error(send, error, {})
+            return
+        request_ = HTTPRequest(
+            method=scope["method"],
+            path=scope["path"],
+            query=dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)),
+            headers={name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]},
+            body=body,
+            parameters={},
+        )
+        await handler(Exchange(request_, receive, send))
+
+    def add_streamed(self, method: Method, path: str, handler: StreamHandler) -> None:
+        """Serve `path`, without parameters, by a handler that writes the answer itself.
+
+        Raises: `ValueError` when somebody serves it already.
+        """
+        self._check_free(method, path)
+        self._streamed[method, path] = handler
+
+    def _check_free(self, method: Method, path: str) -> None:
+        served = {(method_, str(rule)) for rule in self._quart.url_map.iter_rules() for method_ in rule.methods or ()}
+        if (method, path) in served or (method, path) in self._streamed:
+            raise ValueError(f"{method} {path} is served already")
 
     def add(self, method: Method, path: str, handler: Handler) -> None:
         """Serve `path` (`/workers/<id>` has a parameter `id`) by `handler`.
 
         Raises: `ValueError` when somebody serves it already.
         """
-        if any(str(rule) == path and method in (rule.methods or ()) for rule in self._quart.url_map.iter_rules()):
-            raise ValueError(f"{method} {path} is served already")
+        self._check_free(method, path)
 
         async def view(**parameters: str) -> Response:
             return _response(

@@ -3,19 +3,17 @@
 Parse, run the path, reply. The reply is written inside the scope in which the call settles.
 """
 
-from collections.abc import Mapping
-
 import msgspec
 
 from core.beside import beside
 from core.call import Call, Outcome
 from core.errors import CallError, ClientGone
+from core.northbound.answering import answering, reply_headers, send_error, send_json
 from core.northbound.body import parse_call
 from core.northbound.events import EventStream
-from core.northbound.headers import encode_headers
 from core.path import Path
 from core.serving.asgi import Receive, Scope, Send
-from core.serving.client import MIB, Client, connected, read_body
+from core.serving.client import MIB, Client, read_body
 from core.settings import ServerSettings
 
 PATH = "/inference/v1/generate"
@@ -45,12 +43,8 @@ class GenerateRoute:
             await send_error(send, error, _ids(headers.get("x-request-id")))
             return
         del data  # may be tens of megabytes, and the call may last for hours
-        with self._path.settling(call) as outcome:
-            async with connected(receive, send, stall_timeout=self._settings.stall_timeout) as client:
-                await self._answer(call, outcome, client)
-            if client.gone or client.stalled:
-                gone = ClientGone()
-                outcome.kind, outcome.status, outcome.error = "client-gone", gone.status, "stalled" if client.stalled else ""
+        async with answering(self._path, call, receive, send, stall_timeout=self._settings.stall_timeout) as (outcome, client):
+            await self._answer(call, outcome, client)
 
     async def _answer(self, call: Call, outcome: Outcome, client: Client) -> None:
         try:
@@ -58,14 +52,14 @@ class GenerateRoute:
                 await self._stream(call, outcome, client)
             else:
                 reply = await self._path.unary(call, outcome)
-                await send_json(client.send, 200, _encoder.encode(reply), _headers(call, outcome))
+                await send_json(client.send, 200, _encoder.encode(reply), reply_headers(call, outcome))
                 outcome.kind, outcome.status = "ok", 200
         except CallError as error:
             self._path.fail(call, outcome, error)
-            await send_error(client.send, error, _headers(call, outcome))
+            await send_error(client.send, error, reply_headers(call, outcome))
 
     async def _stream(self, call: Call, outcome: Outcome, client: Client) -> None:
-        events = EventStream(call, outcome, client, lambda: _headers(call, outcome), self._settings.keep_alive_interval)
+        events = EventStream(call, outcome, client, lambda: reply_headers(call, outcome), self._settings.keep_alive_interval)
         async with beside(events.keep_alive):
             try:
                 async with self._path.stream(call, outcome) as outputs:
@@ -81,26 +75,5 @@ class GenerateRoute:
                 await events.fail(error)
 
 
-def _headers(call: Call, outcome: Outcome) -> dict[str, str]:
-    headers = {"x-request-id": call.id, **call.reply_headers}
-    if outcome.worker:
-        headers |= {"x-headrace-worker": outcome.worker, "x-headrace-route": outcome.route}
-    return headers
-
-
 def _ids(id_: str | None) -> dict[str, str]:
     return {"x-request-id": id_} if id_ else {}
-
-
-async def send_json(send: Send, status: int, body: bytes, headers: Mapping[str, str]) -> None:
-    """A whole response. Raises what `send` raises."""
-    raw = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    raw += encode_headers(headers)
-    await send({"type": "http.response.start", "status": status, "headers": raw})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
-
-
-async def send_error(send: Send, error: CallError, headers: Mapping[str, str]) -> None:
-    """vLLM's error body."""
-    retry = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
-    await send_json(send, error.status, _encoder.encode(error.body), {**headers, **retry})
