@@ -136,6 +136,10 @@ def from_grpc(error: GRPCError) -> CallError:
     return CallError(HTTP_STATUS.get(error.status, 500), message)
 
 
+_WORDS: Final = {"invalid_request_error": 400, "json_parse_error": 400, "model_not_found": 404}
+_ERRORS: Final = frozenset(status.value for status in HTTPStatus if status >= HTTPStatus.BAD_REQUEST)
+
+
 class _AnyDetail(msgspec.Struct):
     message: str = ""
     param: str | None = None
@@ -149,10 +153,18 @@ def from_http(status: int, body: bytes) -> CallError:
     """A worker's HTTP error as ours. Both shapes that vLLM uses are read: an error object, and a bare string."""
     try:
         error = msgspec.json.decode(body, type=_AnyBody).error
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         error = body[:500].decode(errors="replace")
     detail = error if isinstance(error, _AnyDetail) else _AnyDetail(error)
-    message = detail.message or f"the worker answered {status}"
+    return from_code(status, detail.message or f"the worker answered {status}", param=detail.param)
+
+
+def from_code(code: int | str, message: str, *, param: str | None = None) -> CallError:
+    """A worker's error by the `code` of its body: an HTTP status, or what vLLM up to 0.31 writes instead of one.
+
+    What is no error's status is a 502. 503 is a `WorkerLost`: the path may try another worker before it gives up with it.
+    """
+    status = _WORDS.get(code, 500) if isinstance(code, str) else code
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
         return WorkerLost(message)
-    return CallError(status if status in HTTPStatus.__members__.values() else 502, message, param=detail.param)
+    return CallError(status if status in _ERRORS else 502, message, param=param)

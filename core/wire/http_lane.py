@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import msgspec
+import trio
 
 from core.call import Call
 from core.errors import WorkerLost, from_http
@@ -19,6 +20,7 @@ from core.wire.needs import Wire
 PATH = "/inference/v1/generate"
 _EVENT = "data: "
 _DONE = "[DONE]"
+_END_SECONDS = 0.1
 
 
 class HttpLane:
@@ -55,48 +57,93 @@ class HttpLane:
         try:
             if response.status_code != HTTPStatus.OK:
                 raise from_http(response.status_code, await response.aread())
-            yield HttpOutputStream(response, call, index)
+            source = HttpOutputStream(response, call, index)
+            try:
+                yield source
+            finally:
+                await source.aclose()
         finally:
             await response.aclose()
 
     def _request(self, call: Call, request: dict[str, Any]) -> httpx.Request:
-        headers = {"content-type": "application/json"}
+        headers = {b"content-type": b"application/json"}
         if call.data_parallel_rank is not None:
-            headers["x-data-parallel-rank"] = str(call.data_parallel_rank)
+            headers[b"x-data-parallel-rank"] = b"%d" % call.data_parallel_rank
         if call.session_id:
-            headers["x-session-id"] = call.session_id
+            headers[b"x-session-id"] = call.session_id.encode("latin-1", "replace")
         return self._client.build_request("POST", PATH, content=msgspec.json.encode(request), headers=headers)
 
 
 class HttpOutputStream:
-    """`core.wire.lane.OutputStream` over server-sent events."""
+    """`core.wire.lane.OutputStream` over server-sent events.
+
+    The counts come in an event after the last choice's; that choice waits for them, so that they arrive together as over gRPC.
+    """
 
     def __init__(self, response: httpx.Response, call: Call, index: int) -> None:
         self._response = response
         self._lines = response.aiter_lines()
         self._call = call
         self._index = index
+        self._last: Output | None = None
+        self._ended = False
 
     async def receive(self) -> list[Output]:
         """See `OutputStream`."""
+        while not self._ended:
+            data = await self._event()
+            if data is None:
+                self._ended = True
+                return [self._last] if self._last else []
+            output = lift_from_http(self._call, data, self._index)
+            if self._last:
+                _take_counts(self._last, output)
+            elif output.choice.finish_reason:
+                self._last = output
+            else:
+                return [output]
+        return []
+
+    async def aclose(self) -> None:
+        """Leave what is unread. Cancellation: the same."""
+        # httpx reads through nested generators; one that is left suspended would end when the garbage collector finds it. Reading on in
+        # a scope whose time is up ends all of them. After the last event only the end of the body is outstanding, and a connection that
+        # has seen it can be used again.
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + (_END_SECONDS if self._ended else 0)), suppress(httpx.HTTPError):
+            async for _ in self._lines:
+                pass
+
+    async def _event(self) -> str | None:
+        """The data of the next event; `None` is the end."""
         try:
             async for line in self._lines:
-                if not line.startswith(_EVENT):
-                    continue
-                data = line.removeprefix(_EVENT)
-                if data == _DONE:
-                    return []
-                return [lift_from_http(self._call, data, self._index)]
+                if line.startswith(_EVENT):
+                    data = line.removeprefix(_EVENT)
+                    return None if data == _DONE else data
         except httpx.HTTPError as error:
-            raise _lost(error) from error
-        raise WorkerLost("the worker closed the stream before its end")
+            if self._last is None:
+                raise _lost(error) from error
+        if self._last is None:
+            raise WorkerLost("the worker closed the stream before its end")
+        return None
 
     def release(self) -> None:
         """See `OutputStream`. The worker sees the connection end; who reads from it sees the same."""
-        network: socket.socket | None = self._response.extensions["network_stream"].get_extra_info("socket")
-        if network is not None:
-            with suppress(OSError):  # ended already
-                network.shutdown(socket.SHUT_RDWR)
+        close_connection(self._response)
+
+
+def _take_counts(output: Output, counted: Output) -> None:
+    output.prompt_tokens = counted.prompt_tokens
+    output.cached_tokens = counted.cached_tokens
+    output.completion_tokens = counted.completion_tokens
+
+
+def close_connection(response: httpx.Response) -> None:
+    """Close a response's connection at once, from any task; who reads from it sees its end."""
+    network: socket.socket | None = response.extensions["network_stream"].get_extra_info("socket")
+    if network is not None:
+        with suppress(OSError):  # ended already
+            network.shutdown(socket.SHUT_RDWR)
 
 
 def _lost(error: httpx.HTTPError) -> WorkerLost:

@@ -1,13 +1,12 @@
 """An answer of vLLM's generate route, of either of its servers, as an `Output`."""
 
-from http import HTTPStatus
 from typing import Any
 
 import msgspec
 from msgspec import Struct, field
 
 from core.call import Call
-from core.errors import CallError, WorkerLost
+from core.errors import CallError, from_code
 from core.reply import (
     ChunkChoice,
     FinishReason,
@@ -52,6 +51,12 @@ class _Choice(Struct):
     weight_versions: list[WeightVersion] | None = None
 
 
+class _Error(Struct):
+    message: str = ""
+    code: int | str = 500
+    param: str | None = None
+
+
 class _Answer(Struct):
     """A reply or a chunk of either of vLLM's servers; each leaves out what the other sends."""
 
@@ -64,16 +69,30 @@ class _Answer(Struct):
     kv_transfer_params: dict[str, Any] | None = None
     ec_transfer_params: dict[str, Any] | None = None
     metrics: dict[str, Any] | None = None
-    error: msgspec.Raw | None = None
+    error: _Error | None = None
 
 
 _answers = msgspec.json.Decoder(_Answer)
 
 
 def lift_from_http(call: Call, data: bytes | str, index: int) -> Output:
-    """A reply, or the data of one event, as output number `index` of the call. Raises: `CallError`."""
-    answer = _decode(data)
-    choice = _choice(answer.choices[0], index) if answer.choices else ChunkChoice(index=index, token_ids=[])
+    """A reply, or the data of one event, as output number `index` of the call.
+
+    An event without choices, the one with the usage, is an output without tokens.
+
+    Raises: `CallError`; with 502 for what can't be read.
+    """
+    try:
+        answer = _answers.decode(data)
+        choice = _choice(answer.choices[0], index) if answer.choices else None
+    except (ValueError, RecursionError) as error:  # msgspec's are ValueErrors
+        raise CallError(502, f"the worker's answer can't be read: {error}") from error
+    if answer.error is not None:
+        raise from_code(answer.error.code, answer.error.message, param=answer.error.param)
+    if choice is None:
+        if not call.stream:
+            raise CallError(502, "the worker's answer has no choices")
+        choice = ChunkChoice(index=index, token_ids=[])
     usage = answer.usage
     details = usage.prompt_tokens_details if usage else None
     whole = None if call.stream else len(choice.token_ids)
@@ -90,27 +109,6 @@ def lift_from_http(call: Call, data: bytes | str, index: int) -> Output:
         ec_transfer_params=answer.ec_transfer_params,
         metrics=answer.metrics,
     )
-
-
-def _decode(data: bytes | str) -> _Answer:
-    try:
-        answer = _answers.decode(data)
-    except msgspec.MsgspecError as error:
-        raise CallError(502, f"the worker's answer can't be read: {error}") from error
-    if answer.error is not None:
-        raise _error_in_stream(bytes(answer.error))
-    return answer
-
-
-class _StreamError(Struct):
-    message: str = ""
-    code: int | str = 500
-
-
-def _error_in_stream(raw: bytes) -> CallError:
-    error = msgspec.json.decode(raw, type=_StreamError)
-    code = error.code if isinstance(error.code, int) else 500
-    return WorkerLost(error.message) if code == HTTPStatus.SERVICE_UNAVAILABLE else CallError(code, error.message)
 
 
 def _choice(part: _Choice, index: int) -> ChunkChoice:
