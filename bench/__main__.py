@@ -65,7 +65,7 @@ def _run_engine(engine: Engine, seconds: float, of_engine: list[Case], options: 
             for target in found:
                 if target.name.startswith("headrace"):
                     _attempt_soak(of_engine[0], target, options, results, missing)
-            if not options.quick:
+            if not options.quick and not options.only:
                 results.large += _large(found, missing)
     results.missing += [one for one in missing if one not in results.missing]
 
@@ -108,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="one round with few requests: does it work at all?")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of which the median is shown (default: 3)")
     parser.add_argument("--soak", type=int, metavar="N", help="requests for the memory row (default: 2000; quick: 200)")
-    parser.add_argument("--only", metavar="TEXT", help="cases whose name contains this, such as '200 → 16'")
+    parser.add_argument("--only", metavar="TEXT", help="cases whose name contains this, such as '200 → 16'; no large bodies")
     parser.add_argument("--out", type=Path, default=_OUT, help="where the results go (default: bench/out/bench.json)")
     return parser
 
