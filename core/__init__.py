@@ -1,6 +1,6 @@
 """headrace: the path of a call, the fleet, and what plugins may use.
 
-A plugin imports from here, and nothing from below.
+A plugin imports from here, and nothing from below but vLLM's own messages (`core.wire.generated`).
 """
 
 from core.call import Call, Identity, Outcome, SamplingParams
@@ -9,14 +9,18 @@ from core.fleet.worker import Worker, WorkerInfo
 from core.hookspecs import Choice, hookimpl
 from core.proxy import Proxy
 from core.reply import GenerateReply, Output
-from core.routes import HTTPReply, HTTPRequest, Routes
+from core.routes import Exchange, HTTPReply, HTTPRequest, Routes
 from core.settings import PluginSettings, Settings, WorkerSettings
+from core.wire.needs import OVER_GRPC, OVER_HTTP
 
 __all__ = [
+    "OVER_GRPC",
+    "OVER_HTTP",
     "BadRequest",
     "Call",
     "CallError",
     "Choice",
+    "Exchange",
     "GenerateReply",
     "HTTPReply",
     "HTTPRequest",

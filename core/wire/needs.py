@@ -14,8 +14,15 @@ _RUST = "the Rust HTTP server"
 _PYTHON = "the Python HTTP server"
 
 STREAMED_PROMPT_LOGPROBS: Final = "stream with sampling_params.prompt_logprobs"
+#: A call that must go over one wire, whatever it asks for: a plugin adds one of these for what only it knows of.
+OVER_GRPC: Final = "gRPC"
+OVER_HTTP: Final = "HTTP"
 #: need → the servers that can serve it.
 _SERVED_BY: Final = {
+    OVER_GRPC: {_GRPC},
+    OVER_HTTP: {_RUST, _PYTHON},
+    # The Rust HTTP server can't read its keys.
+    "sampling_params.logit_bias": {_GRPC, _PYTHON},
     # The Rust HTTP server refuses stop strings on this route; gRPC matches them in the front end.
     "sampling_params.stop": {_GRPC, _PYTHON},
     "sampling_params.include_stop_str_in_output": {_GRPC, _PYTHON},
