@@ -38,6 +38,8 @@ class Exchange:
         "_awaits_head",
         "_body",
         "_headers",
+        "_refused",
+        "_starting",
         "_timer",
         "_unread",
         "connection",
@@ -67,6 +69,8 @@ class Exchange:
         self._body: bytes | None = None
         self._awaits_head = False
         self._attempts = 0
+        self._refused = False  # by the worker, unseen: to be made again by whoever starts it or waits for it
+        self._starting = False
         self._unread = 0
         self._timer = None if deadline == math.inf else pool.deadlines.add(deadline, self._expire)
 
@@ -82,22 +86,23 @@ class Exchange:
         Raises: `GRPCError` when the call is over before everything was sent; not when it ended well.
         """
         self._body = body if end else None
-        while True:
-            if self._attempts:
-                await trio.sleep(_PAUSE * 4 ** (self._attempts - 1))
-            if self.deadline <= trio.current_time():
-                self._expire()
-            self.raise_for_end()
-            self._attempts += 1
-            connection = self.pool.pick() or await self.pool.acquire(self)
-            headers = self._headers
-            if self.deadline != math.inf:
-                headers = [*headers, encode_timeout(self.deadline - trio.current_time())]
-            connection.open(self, headers, end=end and body is None)
-            if body is not None:
-                await self.send(body, end=end)
-            if not self._again():
-                return
+        self._starting = True
+        try:
+            while True:
+                if self._attempts:
+                    await trio.sleep(_PAUSE * 4 ** (self._attempts - 1))
+                if self.deadline <= trio.current_time():
+                    self._expire()
+                self.raise_for_end()
+                self._refused = False
+                self._attempts += 1
+                await self._open(end=end and body is None)
+                if body is not None:
+                    await self.send(body, end=end)
+                if not self._refused:
+                    return
+        finally:
+            self._starting = False
 
     async def send(self, data: bytes, *, end: bool) -> None:
         """Send framed bytes, in pieces as the worker's windows allow.
@@ -107,15 +112,13 @@ class Exchange:
         Raises: `GRPCError` when the call has failed. When it ended well, what it doesn't want is dropped.
         """
         view = memoryview(data)
-        while self.ended is None:
-            assert self.connection is not None
+        while self.connection is not None:
             sent = self.connection.send(self, view, end=end)
             if sent == len(view):
                 return
             view = view[sent:]
             await self.writable.wait()
-        if not (self.ended.unprocessed and self._replayable):
-            self.raise_for_end()
+        self.raise_for_end()
 
     async def wait_for_reply(self) -> None:
         """Sleep until there is a message, or the end; for `single_reply`, until the end.
@@ -199,35 +202,36 @@ class Exchange:
             self.readable.wake()
 
     def on_end(self, ended: Ended) -> None:
-        """The call is over; only the first end counts."""
+        """The call is over on this connection; only the first end counts."""
         if self.ended is not None:
+            return
+        on_connection, self.connection = self.connection is not None, None
+        if ended.unprocessed and on_connection and self._body is not None and self._attempts < ATTEMPTS:
+            self._refused = True
+            self.writable.wake()
+            if not self._starting:
+                self.readable.wake()
             return
         if self.single_reply and ended.status is Status.OK and not self.messages:
             ended = Ended(ended.stream_id, Status.INTERNAL, "the call ended well but without a message")
         self.ended = ended
-        self.connection = None
         self.readable.wake()
         self.writable.wake()
 
     # -- private --
 
+    async def _open(self, *, end: bool) -> None:
+        connection = self.pool.pick() or await self.pool.acquire(self)
+        headers = self._headers
+        if self.deadline != math.inf:
+            headers = [*headers, encode_timeout(self.deadline - trio.current_time())]
+        connection.open(self, headers, end=end)
+
     async def _wait(self) -> None:
-        await self.readable.wait()
-        if self._again():
-            body = self._body
-            assert body is not None
-            await self.start(body, end=True)
-
-    @property
-    def _replayable(self) -> bool:
-        return self._body is not None and self._attempts < ATTEMPTS
-
-    def _again(self) -> bool:
-        """Whether the call has to be made again; if so, it is as new."""
-        if self.ended is None or not (self.ended.unprocessed and self._replayable):
-            return False
-        self.ended = None
-        return True
+        if self._starting or not self._refused:
+            await self.readable.wait()
+        if self._refused and not self._starting:
+            await self.start(self._body, end=True)
 
     def _took(self, size: int) -> None:
         self._unread -= size

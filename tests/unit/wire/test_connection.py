@@ -538,3 +538,47 @@ async def test_a_message_over_the_limit_is_not_sent(network):
         with pytest.raises(GRPCError, match=r"11 bytes is over the limit of 10 .*; it was not sent"):
             await channel.unary(PATH, Raw, Raw(bytes(11)))
     assert network.attempts == []
+
+
+async def test_a_request_refused_while_it_is_sent_and_awaited_by_two_tasks_is_made_again_once(nursery, autojump_clock):
+    network = Network(initial_window_size=100)
+    body = bytes(range(256)) * 2
+    async with channel_to(network) as channel, channel.request(PATH, Cardinality.UNARY_STREAM, Raw, Raw) as stream:
+        nursery.start_soon(stream.send_message, Raw(body))
+        old = await network.accept()
+        old.ack = False
+        await old.request()
+        replies: list[Raw | None] = []
+
+        async def receive() -> None:
+            replies.append(await stream.recv_message())
+
+        nursery.start_soon(receive)
+        await wait_all_tasks_blocked()
+        await old.goaway(0)
+        new = await network.accept()
+        stream_id = await new.request()
+        got = b""
+        while len(got) < len(body) + 5:
+            got += (await new.expect(DataReceived)).data or b""
+        assert got == b"\0" + len(body).to_bytes(4, "big") + body
+        await new.reply(stream_id, b"once")
+        await wait_all_tasks_blocked()
+        assert replies == [b"once"]
+        assert new.seen(RequestReceived) == []
+
+
+async def test_a_request_refused_before_anybody_waits_is_made_again_when_somebody_does(network, nursery, autojump_clock):
+    async with channel_to(network) as channel, channel.request(PATH, Cardinality.UNARY_UNARY, Raw, Raw) as stream:
+        nursery.start_soon(stream.send_message, Raw(b"?"))
+        old = await network.accept()
+        await old.request()
+        await old.goaway(0)
+        await wait_all_tasks_blocked()
+
+        async def worker() -> None:
+            new = await network.accept()
+            await new.reply(await new.request(), b"!")
+
+        nursery.start_soon(worker)
+        assert await stream.recv_message() == b"!"
