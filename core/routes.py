@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct, field
 from quart import Response, request
 from quart_trio import QuartTrio
+from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from core.errors import BadRequest, CallError, ClientGone, NotFound
 from core.northbound.answering import send_error
@@ -34,7 +35,7 @@ class HTTPRequest(Struct, frozen=True):
         """The body as JSON, `None` when it is empty. Raises: `BadRequest`."""
         try:
             return msgspec.json.decode(self.body) if self.body.strip() else None
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise BadRequest(f"the body is not JSON: {error}") from error
 
 
@@ -86,6 +87,7 @@ class Routes:
         self._quart.register_error_handler(404, _not_found)
         self._quart.register_error_handler(405, _not_allowed)
         self._quart.register_error_handler(413, _too_large)
+        self._quart.register_error_handler(HTTPException, _other)
         self._quart.register_error_handler(CallError, _call_error)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -168,8 +170,17 @@ async def _not_found(_: Exception) -> Response:
     return _error(NotFound(f"there is no route {request.method} {request.path}"))
 
 
-async def _not_allowed(_: Exception) -> Response:
-    return _error(CallError(405, f"{request.path} is not served for {request.method}"))
+async def _not_allowed(error: Exception) -> Response:
+    response = _error(CallError(405, f"{request.path} is not served for {request.method}"))
+    assert isinstance(error, MethodNotAllowed)
+    response.headers["allow"] = ", ".join(sorted(error.valid_methods or ()))
+    return response
+
+
+async def _other(error: Exception) -> Response:
+    """Whatever else Quart answers; a handler's fault, which it has logged, among them."""
+    assert isinstance(error, HTTPException)
+    return _error(CallError(error.code or 500, f"{request.path}: {error.name}"))
 
 
 async def _too_large(_: Exception) -> Response:

@@ -42,25 +42,17 @@ class Connection:
     async def lanes(self, max_model_len: int) -> tuple[Lane, ...]:
         """What calls can go over, gRPC first. The HTTP lane is there when the server offers the generate route.
 
-        Raises: `ProbeFailed` when there is none at all.
+        Raises: `ProbeFailed` when there is none at all, or when a server that the settings name can't be reached: what it alone could
+        serve would be refused for as long as the worker lives.
         """
         lanes: list[Lane] = []
         if self._channel:
             lanes.append(GrpcLane(self._channel, max_model_len=max_model_len))
-        if self.http and (can := await self._http_can()) is not None:
+        if self.http and self._http and (can := await self._http.generate_can()) is not None:
             lanes.append(HttpLane(self.http, can=can, max_model_len=max_model_len))
         if not lanes:
             raise ProbeFailed("its HTTP server doesn't offer /inference/v1/generate: start it with --enable-scale-out", certain=True)
         return tuple(lanes)
-
-    async def _http_can(self) -> frozenset[str] | None:
-        assert self._http
-        try:
-            return await self._http.generate_can()
-        except ProbeFailed:
-            if self._channel:
-                return None
-            raise
 
 
 @asynccontextmanager

@@ -61,7 +61,7 @@ class Fleet:
             failure = await self._look(worker, connection)
             failures = failures + 1 if failure else 0
             if failure and (failure.certain or failures >= self._probe.failures or worker.state in _ABSENT):
-                self._set(worker, "starting" if worker.info is None else "gone", str(failure))
+                self._set(worker, "starting" if worker.state == "starting" else "gone", str(failure))
             with trio.move_on_after(self._probe.interval):
                 await worker.suspected()
 
@@ -94,10 +94,12 @@ class Fleet:
         worker.lanes = await connection.lanes(worker.info.max_model_len)
 
     def _set(self, worker: Worker, state: State, reason: str) -> None:
-        before, worker.state, worker.reason = worker.state, state, reason
+        before, known = worker.state, worker.reason
+        worker.state, worker.reason = state, reason
+        if (state, reason) != (before, known):
+            log.info("worker.state", worker=worker.id, state=state, before=before, reason=reason)
         if before == state:
             return
-        log.info("worker.state", worker=worker.id, state=state, before=before, reason=reason)
         if before in _ABSENT and state not in _ABSENT:
             self._registry.tell("worker_joined", worker=worker)
         self.ready = tuple(w for w in self.workers.values() if w.state == "ready")

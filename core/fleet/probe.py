@@ -1,14 +1,14 @@
 """Asking a worker how it is: who it is when it joins, and whether it is healthy, paused, and on which policy version, ever after."""
 
 from http import HTTPStatus
-from typing import Any, cast
+from typing import TypeVar, cast
 
 import grpclib.client
 import httpx
 import msgspec
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
-from msgspec import Struct
+from msgspec import Struct, field
 
 from core.fleet.worker import WorkerInfo
 from core.wire import Channel, ConnectionLost
@@ -24,6 +24,8 @@ from core.wire.generated.vllm import (
 )
 from core.wire.http_lane import PATH
 from core.wire.needs import PYTHON_HTTP_CAN, RUST_HTTP_CAN
+
+T = TypeVar("T", bound=Struct)
 
 
 class ProbeFailed(Exception):
@@ -102,17 +104,17 @@ class HttpProbe:
 
     async def introduce(self) -> WorkerInfo:
         """Who the worker is, as far as its HTTP server tells."""
-        cards = msgspec.convert((await self._get("/v1/models")).get("data", []), list[_ModelCard])
-        own = [card for card in cards if card.parent is None and card.max_model_len]
+        cards = await self._get("/v1/models", _ModelCards)
+        own = [card for card in cards.data if card.parent is None and card.max_model_len]
         if not own:
             raise ProbeFailed("/v1/models lists no model with a max_model_len", certain=False)
         return WorkerInfo(
             models=tuple(card.id for card in own),
             model_id=own[0].root or own[0].id,
             max_model_len=own[0].max_model_len or 0,
-            engine_version=(await self._get("/version")).get("version", ""),
+            engine_version=(await self._get("/version", _Version)).version,
             # A development route: absent from a server that trains nothing.
-            world_size=(await self._get("/get_world_size", optional=True)).get("world_size", 1),
+            world_size=(await self._get("/get_world_size", _WorldSize, optional=True)).world_size,
         )
 
     async def check(self) -> Report:
@@ -120,9 +122,9 @@ class HttpProbe:
         response = await self._send("/health")
         if response.status_code not in (HTTPStatus.OK, HTTPStatus.NOT_FOUND):
             raise ProbeFailed(f"/health answers {response.status_code}", certain=response.status_code == HTTPStatus.SERVICE_UNAVAILABLE)
-        paused = await self._get("/is_paused", optional=True)
-        version = await self._get("/weight_info", optional=True)
-        return Report(paused.get("is_paused", False), version.get("weight_version"))
+        paused = await self._get("/is_paused", _Paused, optional=True)
+        weights = await self._get("/weight_info", _Weights, optional=True)
+        return Report(paused.is_paused, weights.weight_version)
 
     async def generate_can(self) -> frozenset[str] | None:
         """The needs that the generate route serves; `None` when the server doesn't offer it (it takes `--enable-scale-out`)."""
@@ -133,17 +135,17 @@ class HttpProbe:
             raise _unreachable(error) from error
         if response.status_code not in (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY):
             return None
-        return RUST_HTTP_CAN if "rust_frontend_version" in await self._get("/version") else PYTHON_HTTP_CAN
+        return RUST_HTTP_CAN if (await self._get("/version", _Version)).rust_frontend_version else PYTHON_HTTP_CAN
 
-    async def _get(self, path: str, *, optional: bool = False) -> dict[str, Any]:
+    async def _get(self, path: str, type_: type[T], *, optional: bool = False) -> T:
         response = await self._send(path)
         if response.status_code != HTTPStatus.OK:
             if optional:
-                return {}
+                return type_()
             raise ProbeFailed(f"{path} answers {response.status_code}", certain=False)
         try:
-            return msgspec.json.decode(response.content, type=dict[str, Any])
-        except msgspec.MsgspecError as error:
+            return msgspec.json.decode(response.content, type=type_)
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise ProbeFailed(f"{path} answers what can't be read: {error}", certain=False) from error
 
     async def _send(self, path: str) -> httpx.Response:
@@ -163,6 +165,28 @@ class _ModelCard(Struct):
     root: str | None = None
     parent: str | None = None
     max_model_len: int | None = None
+
+
+class _ModelCards(Struct):
+    data: list[_ModelCard] = field(default_factory=list[_ModelCard])
+
+
+class _Version(Struct):
+    version: str = ""
+    #: Only the Rust server has it.
+    rust_frontend_version: str | None = None
+
+
+class _WorldSize(Struct):
+    world_size: int = 1
+
+
+class _Paused(Struct):
+    is_paused: bool = False
+
+
+class _Weights(Struct):
+    weight_version: str | None = None
 
 
 def _failed(error: GRPCError) -> ProbeFailed:

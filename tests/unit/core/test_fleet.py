@@ -1,0 +1,292 @@
+"""Workers joining, leaving, being paused, as probes find them; on the virtual clock."""
+
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from core.fleet import fleet as fleet_module
+from core.fleet.connection import Connection
+from core.fleet.fleet import Fleet
+from core.fleet.probe import HttpProbe, ProbeFailed, Report
+from core.fleet.worker import Worker, WorkerInfo
+from core.hookspecs import hookimpl
+from core.registry import Loaded, Registry
+from core.settings import GateSettings, ProbeSettings, WorkerSettings
+from core.wire import open_channel
+from core.wire.needs import PYTHON_HTTP_CAN, RUST_HTTP_CAN
+from tests.unit.core.lanes import ScriptedLane
+
+SETTINGS = WorkerSettings(grpc="127.0.0.1:50051", id="w")
+RUNNING = Report(paused=False, policy_version="7")
+PAUSED = Report(paused=True, policy_version="7")
+
+
+class Answers:
+    """A connection whose probe answers what it is told to: a `Report`, an exception, or nothing at all for an event."""
+
+    def __init__(self, answer: Any):
+        self.answer = answer
+        self.introductions = 0
+        self.checks = 0
+        self.probe = self
+        self.closed = False
+        self.control = self.http = None
+
+    async def introduce(self):
+        self.introductions += 1
+        return WorkerInfo(models=("tiny",), model_id="tiny", max_model_len=100)
+
+    async def check(self):
+        self.checks += 1
+        await trio.lowlevel.checkpoint()
+        if isinstance(self.answer, trio.Event):
+            await self.answer.wait()
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    async def lanes(self, max_model_len):
+        return (ScriptedLane(),)
+
+
+class Served:
+    """A fleet that serves one worker, and what it told of it."""
+
+    def __init__(self, monkeypatch, answer, **probe):
+        self.connection = Answers(answer)
+        self.told = []
+        self.fleet = Fleet(ProbeSettings(**probe), GateSettings(), Registry([Loaded("told", self)]))
+
+        @asynccontextmanager
+        async def connect(settings):
+            try:
+                yield self.connection
+            finally:
+                self.connection.closed = True
+
+        monkeypatch.setattr(fleet_module, "connect", connect)
+
+    @hookimpl
+    def worker_joined(self, worker: Worker) -> None:
+        self.told.append(("joined", worker.id, len(self.fleet.ready)))
+
+    @hookimpl
+    def worker_left(self, worker: Worker) -> None:
+        self.told.append(("left", worker.id, len(self.fleet.ready)))
+
+    @property
+    def worker(self):
+        return self.fleet.workers["w"]
+
+    @asynccontextmanager
+    async def running(self):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.fleet.serve, SETTINGS)
+            await wait_all_tasks_blocked()
+            yield self
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_healthy_worker_joins_and_takes_calls(monkeypatch, autojump_clock):
+    async with Served(monkeypatch, RUNNING).running() as served:
+        assert served.worker.state == "ready"
+        assert served.worker.policy_version == "7"
+        assert served.fleet.ready == (served.worker,)
+        assert served.told == [("joined", "w", 0)]
+
+
+async def test_a_worker_that_is_taken_out_leaves_and_its_connections_are_closed(monkeypatch, autojump_clock):
+    served = Served(monkeypatch, RUNNING)
+    async with served.running():
+        pass
+    assert served.told == [("joined", "w", 0), ("left", "w", 0)]
+    assert served.connection.closed
+    assert served.fleet.workers == {}
+    assert served.fleet.ready == ()
+
+
+async def test_a_paused_worker_is_there_but_takes_no_calls(monkeypatch, autojump_clock):
+    async with Served(monkeypatch, PAUSED, interval=2.0).running() as served:
+        assert (served.worker.state, served.fleet.ready) == ("paused", ())
+        served.connection.answer = RUNNING
+        await trio.sleep(2.5)
+        assert served.worker.state == "ready"
+    assert [told[0] for told in served.told] == ["joined", "left"]
+
+
+async def test_one_failed_probe_is_nothing_and_several_in_a_row_are_the_end(monkeypatch, autojump_clock):
+    async with Served(monkeypatch, RUNNING, interval=2.0, failures=3).running() as served:
+        served.connection.answer = ProbeFailed("busy", certain=False)
+        await trio.sleep(5)
+        assert served.worker.state == "ready"
+        await trio.sleep(2)
+        assert (served.worker.state, served.worker.reason) == ("gone", "busy")
+        assert served.told[-1] == ("left", "w", 0)
+
+
+async def test_a_good_probe_between_bad_ones_starts_the_count_again(monkeypatch, autojump_clock):
+    async with Served(monkeypatch, RUNNING, interval=2.0, failures=2).running() as served:
+        for answer in (ProbeFailed("busy", certain=False), RUNNING) * 3:
+            served.connection.answer = answer
+            await trio.sleep(2)
+        assert served.worker.state == "ready"
+        assert served.told == [("joined", "w", 0)]
+
+
+async def test_a_certain_failure_is_the_end_at_once(monkeypatch, autojump_clock):
+    async with Served(monkeypatch, RUNNING, interval=2.0).running() as served:
+        served.connection.answer = ProbeFailed("it says so itself", certain=True)
+        await trio.sleep(2.5)
+        assert served.worker.state == "gone"
+
+
+async def test_a_suspected_worker_is_probed_at_once(monkeypatch, autojump_clock):
+    async with Served(monkeypatch, RUNNING, interval=1000.0).running() as served:
+        checks = served.connection.checks
+        served.connection.answer = ProbeFailed("refused", certain=True)
+        served.worker.suspect()
+        await wait_all_tasks_blocked()
+        assert served.connection.checks == checks + 1
+        assert served.worker.state == "gone"
+
+
+async def test_a_worker_that_comes_back_is_introduced_again_and_joins_again(monkeypatch, autojump_clock):
+    async with Served(monkeypatch, RUNNING, interval=2.0).running() as served:
+        served.connection.answer = ProbeFailed("refused", certain=True)
+        await trio.sleep(2.5)
+        served.connection.answer = RUNNING
+        await trio.sleep(2.5)
+        assert served.worker.state == "ready"
+        assert served.connection.introductions == 2
+        assert [told[0] for told in served.told] == ["joined", "left", "joined"]
+
+
+async def test_a_probe_that_is_not_answered_fails_after_its_time(monkeypatch, autojump_clock):
+    async with Served(monkeypatch, trio.Event(), timeout=10.0).running() as served:
+        await trio.sleep(11)
+        assert (served.worker.state, served.worker.reason) == ("starting", "no answer to a probe within 10 s")
+        assert served.told == []
+
+
+async def test_why_a_worker_does_not_start_is_logged_once_for_each_reason(monkeypatch, autojump_clock):
+    lines = []
+    monkeypatch.setattr(fleet_module, "log", type("Log", (), {"info": lambda _, event, **fields: lines.append(fields["reason"])})())
+    async with Served(monkeypatch, ProbeFailed("refused", certain=True), interval=2.0).running() as served:
+        await trio.sleep(9)
+        served.connection.answer = ProbeFailed("another", certain=True)
+        await trio.sleep(9)
+    assert lines == ["refused", "another", "taken out of the fleet"]
+
+
+async def test_two_workers_of_one_name_are_refused(monkeypatch, autojump_clock):
+    async with Served(monkeypatch, RUNNING).running() as served:
+        with pytest.raises(ValueError, match="worker 'w' is in the fleet already"):
+            await served.fleet.serve(SETTINGS)
+        assert served.worker.state == "ready"
+
+
+async def test_a_worker_that_joins_opens_the_gate(monkeypatch, autojump_clock):
+    async with Served(monkeypatch, PAUSED, interval=2.0).running() as served, trio.open_nursery() as nursery:
+        nursery.start_soon(served.fleet.gate.wait_while, lambda: not served.fleet.ready)
+        await wait_all_tasks_blocked()
+        assert served.fleet.gate.waiting == 1
+        served.connection.answer = RUNNING
+        await trio.sleep(2.5)
+        assert served.fleet.gate.waiting == 0
+
+
+async def test_a_worker_whose_http_server_is_not_there_yet_does_not_join_without_it():
+    client = httpx.AsyncClient(base_url="http://w", transport=httpx.MockTransport(lambda _: raises(httpx.ConnectError("refused"))))
+    async with open_channel("127.0.0.1", 1) as channel:
+        with pytest.raises(ProbeFailed, match="refused"):
+            await Connection(channel, channel, client).lanes(100)
+
+
+def raises(error):
+    raise error
+
+
+# --- the HTTP probe ----------------------------------------------------------------------------------------------------------
+
+MODELS = {
+    "data": [{"id": "tiny", "root": "/m", "parent": None, "max_model_len": 2048}, {"id": "a", "parent": "tiny", "max_model_len": None}]
+}
+
+
+def probe(routes):
+    def handler(request):
+        answer = routes.get(request.url.path, httpx.Response(404))
+        if isinstance(answer, Exception):
+            raises(answer)
+        return answer if isinstance(answer, httpx.Response) else httpx.Response(200, json=answer)
+
+    return HttpProbe(httpx.AsyncClient(base_url="http://w", transport=httpx.MockTransport(handler)))
+
+
+async def test_an_http_worker_introduces_itself_without_its_adapters():
+    info = await probe({"/v1/models": MODELS, "/version": {"version": "0.33.0"}, "/get_world_size": {"world_size": 4}}).introduce()
+    assert (info.models, info.model_id, info.max_model_len) == (("tiny",), "/m", 2048)
+    assert (info.engine_version, info.world_size) == ("0.33.0", 4)
+
+
+async def test_a_server_without_development_routes_counts_as_one_running_rank():
+    worker = probe({"/v1/models": MODELS, "/version": {"version": "0.33.0"}, "/health": httpx.Response(200)})
+    assert (await worker.introduce()).world_size == 1
+    assert await worker.check() == Report(paused=False, policy_version=None)
+
+
+async def test_a_paused_http_worker_says_so():
+    answers = {"/health": httpx.Response(200), "/is_paused": {"is_paused": True}, "/weight_info": {"weight_version": "7"}}
+    assert await probe(answers).check() == Report(paused=True, policy_version="7")
+
+
+@pytest.mark.parametrize(
+    "routes",
+    [
+        {},
+        {"/v1/models": {"data": 3}},
+        {"/v1/models": {"data": [3]}},
+        {"/v1/models": {"data": [{"id": 3}]}},
+        {"/v1/models": {"data": []}},
+        {"/v1/models": httpx.Response(200, text="<html>")},
+        {"/v1/models": httpx.Response(200, content=b'{"a":' + b"[" * 5000 + b"]" * 5000 + b"}")},
+        {"/v1/models": [1]},
+        {"/v1/models": MODELS, "/version": {"version": 3}},
+        {"/v1/models": MODELS, "/version": {"version": "1"}, "/get_world_size": {"world_size": None}},
+        {"/v1/models": httpx.ReadTimeout("slow")},
+    ],
+)
+async def test_a_server_that_is_no_worker_fails_its_probe_and_nothing_else(routes):
+    with pytest.raises(ProbeFailed):
+        await probe(routes).introduce()
+
+
+async def test_nobody_at_the_address_is_certain_and_a_slow_answer_is_not():
+    for error, certain in ((httpx.ConnectError("refused"), True), (httpx.ReadError("reset"), False)):
+        with pytest.raises(ProbeFailed) as raised:
+            await probe({"/health": error}).check()
+        assert raised.value.certain is certain
+
+
+@pytest.mark.parametrize(("status", "certain"), [(503, True), (500, False)])
+async def test_an_unhealthy_answer_fails(status, certain):
+    with pytest.raises(ProbeFailed) as raised:
+        await probe({"/health": httpx.Response(status)}).check()
+    assert raised.value.certain is certain
+
+
+@pytest.mark.parametrize(
+    ("answer", "version", "can"),
+    [
+        (httpx.Response(400), {"version": "0.33.0", "rust_frontend_version": "0.33.0"}, RUST_HTTP_CAN),
+        (httpx.Response(422), {"version": "0.33.0"}, PYTHON_HTTP_CAN),
+        (httpx.Response(403), {"version": "0.33.0"}, None),
+        (httpx.Response(404), {"version": "0.33.0"}, None),
+    ],
+)
+async def test_what_the_generate_route_can(answer, version, can):
+    assert await probe({"/inference/v1/generate": answer, "/version": version}).generate_can() == can

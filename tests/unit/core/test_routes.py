@@ -1,0 +1,204 @@
+"""The routes beside the hottest one: vLLM's error bodies for whatever goes wrong."""
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from core.errors import BadRequest, CallError, NoWorker
+from core.northbound.status import add_status_routes
+from core.routes import HTTPReply, HTTPRequest, Routes
+from tests.unit.core.lanes import ScriptedLane, output
+from tests.unit.core.rig import Browser, Rig, make_worker
+
+
+async def ask(routes, method, path, body=b"", query=""):
+    browser = Browser(body, {"content-type": "application/json"}, method=method)
+    browser.scope |= {
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": query.encode(),
+        "http_version": "1.1",
+        "scheme": "http",
+        "root_path": "",
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 2),
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "extensions": {},
+    }
+    await routes(browser.scope, browser.receive, browser.send)
+    return browser
+
+
+@pytest.fixture
+def routes():
+    return Routes(max_body_bytes=1000)
+
+
+async def test_a_handler_gets_the_request_and_gives_the_reply(routes):
+    async def handler(request: HTTPRequest) -> HTTPReply:
+        return HTTPReply.json([request.method, request.path, dict(request.query), dict(request.parameters), request.json()], 201)
+
+    routes.add("POST", "/things/<id>", handler)
+    browser = await ask(routes, "POST", "/things/a%20b", b'{"x":1}', "q=1")
+    assert browser.status == 201
+    assert browser.headers["content-type"] == "application/json"
+    assert browser.json == ["POST", "/things/a%20b", {"q": "1"}, {"id": "a%20b"}, {"x": 1}]
+
+
+async def test_an_unknown_route_is_a_404_in_vllms_words(routes):
+    browser = await ask(routes, "GET", "/nope")
+    assert browser.status == 404
+    assert browser.json == {"error": {"message": "there is no route GET /nope", "type": "NotFoundError", "param": None, "code": 404}}
+
+
+async def test_another_method_is_a_405(routes):
+    routes.add("POST", "/x", lambda _: None)
+    browser = await ask(routes, "DELETE", "/x")
+    assert browser.status == 405
+    assert browser.json["error"]["message"] == "/x is not served for DELETE"
+    assert "POST" in browser.headers["allow"]
+
+
+async def test_a_body_over_the_limit_is_a_413(routes):
+    async def handler(request: HTTPRequest) -> HTTPReply:
+        return HTTPReply()
+
+    routes.add("POST", "/x", handler)
+    browser = await ask(routes, "POST", "/x", b"x" * 2000)
+    assert browser.status == 413
+    assert browser.json["error"]["code"] == 413
+
+
+@pytest.mark.parametrize("error", [BadRequest("no", param="x"), CallError(409, "busy"), NoWorker("none", retry_after=3)])
+async def test_what_a_handler_refuses_is_its_status(routes, error):
+    async def handler(request: HTTPRequest) -> HTTPReply:
+        raise error
+
+    routes.add("GET", "/x", handler)
+    browser = await ask(routes, "GET", "/x")
+    assert browser.status == error.status
+    assert browser.json["error"]["message"] == error.message
+    assert browser.headers.get("retry-after") == (None if error.retry_after is None else str(error.retry_after))
+
+
+async def test_a_fault_of_a_handler_is_a_500_in_vllms_words_without_its_text(routes):
+    async def handler(request: HTTPRequest) -> HTTPReply:
+        raise ValueError("secret")
+
+    routes.add("GET", "/x", handler)
+    browser = await ask(routes, "GET", "/x")
+    assert browser.status == 500
+    assert browser.json["error"]["type"] == "InternalServerError"
+    assert b"secret" not in browser.raw
+
+
+@pytest.mark.parametrize("body", [b"{", b"\xff", b"[" * 400 + b"]" * 300])
+async def test_a_body_that_is_no_json_is_a_400(routes, body):
+    async def handler(request: HTTPRequest) -> HTTPReply:
+        return HTTPReply.json(request.json())
+
+    routes.add("POST", "/x", handler)
+    assert (await ask(routes, "POST", "/x", body)).status == 400
+
+
+async def test_an_empty_body_is_none(routes):
+    async def handler(request: HTTPRequest) -> HTTPReply:
+        return HTTPReply.json(request.json())
+
+    routes.add("POST", "/x", handler)
+    assert (await ask(routes, "POST", "/x", b" ")).json is None
+
+
+def test_a_route_that_is_served_already_is_refused(routes):
+    routes.add("GET", "/x", lambda _: None)
+    routes.add("POST", "/x", lambda _: None)
+    with pytest.raises(ValueError, match="GET /x is served already"):
+        routes.add("GET", "/x", lambda _: None)
+
+
+async def test_a_client_that_goes_away_cancels_the_handler(routes):
+    ended = trio.Event()
+
+    async def handler(request: HTTPRequest) -> HTTPReply:
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.set()
+
+    routes.add("GET", "/x", handler)
+    browser = Browser(b"", method="GET")
+    async with trio.open_nursery() as nursery:
+
+        async def run():
+            browser.scope |= {
+                "path": "/x",
+                "raw_path": b"/x",
+                "query_string": b"",
+                "http_version": "1.1",
+                "scheme": "http",
+                "root_path": "",
+                "client": None,
+                "server": None,
+                "asgi": {},
+                "extensions": {},
+            }
+            await routes(browser.scope, browser.receive, browser.send)
+
+        nursery.start_soon(run)
+        await wait_all_tasks_blocked()
+        browser.gone.set()
+        with trio.fail_after(1):
+            await ended.wait()
+
+
+# --- status ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def status(routes):
+    def make(*workers):
+        rig = Rig(*workers)
+        add_status_routes(routes, rig.fleet, rig.metrics, rig.registry)
+        return routes
+
+    return make
+
+
+@pytest.mark.parametrize(("state", "code"), [("ready", 200), ("paused", 200), ("updating", 200), ("gone", 503), ("starting", 503)])
+async def test_health_is_whether_a_call_would_be_served(status, state, code):
+    routes = status(make_worker("a", ScriptedLane(), state=state))
+    assert (await ask(routes, "GET", "/health")).status == code
+    assert (await ask(routes, "GET", "/live")).status == 200
+
+
+async def test_models_are_listed_once_with_the_shortest_length(status):
+    a, b, gone = (make_worker(name, ScriptedLane(), models=["tiny"]) for name in "abc")
+    b.info = b.info and type(b.info)(models=("tiny", "other"), model_id="tiny", max_model_len=50)
+    gone.state = "gone"
+    routes = status(a, b, gone)
+    cards = (await ask(routes, "GET", "/v1/models")).json["data"]
+    assert [(card["id"], card["max_model_len"]) for card in cards] == [("tiny", 50), ("other", 50)]
+
+
+async def test_the_fleet_is_described(status):
+    [entry] = (await ask(status(make_worker("a", ScriptedLane(), state="paused")), "GET", "/fleet")).json["workers"]
+    assert (entry["id"], entry["state"], entry["reason"], entry["model"]) == ("a", "paused", "paused in a test", "tiny")
+    assert entry["capabilities"]["wires"]["grpc"]
+
+
+async def test_a_worker_that_has_left_leaves_no_series_behind(status):
+    worker = make_worker("a", ScriptedLane())
+    rig = Rig(worker)
+    assert b'headrace_worker_in_flight{worker="a"} 0.0' in rig.metrics.text()
+    del rig.fleet.workers["a"]
+    assert b"headrace_worker_in_flight{" not in rig.metrics.text()
+
+
+async def test_settled_calls_are_counted():
+    rig = Rig(make_worker("a", ScriptedLane([output(7, 8, finish="stop", cached_tokens=2)])))
+    await Browser().ask(rig)
+    text = rig.metrics.text().decode()
+    assert 'headrace_calls_total{outcome="ok",wire="grpc",worker="a"} 1.0' in text
+    assert "headrace_prompt_tokens_total 3.0" in text
+    assert "headrace_cached_tokens_total 2.0" in text
+    assert "headrace_output_tokens_total 2.0" in text
