@@ -263,7 +263,7 @@ async def test_hook_prepare_worker():
         await joined.wait()
     assert prepared == [
         ("stand-in-0", "starting", "not probed yet"),
-        ("stand-in-0", "gone", "plugin 'preparing' failed in prepare_worker: LookupError: its adapter isn't there yet"),
+        ("stand-in-0", "starting", "plugin 'preparing' failed in prepare_worker: LookupError: its adapter isn't there yet"),
     ]
 
 
