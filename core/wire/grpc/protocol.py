@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from grpclib.const import Status
-from h2.config import H2Configuration
-from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.events import (
     PingAckReceived,
@@ -22,8 +20,7 @@ from h2.events import (
     WindowUpdated,
 )
 from h2.exceptions import ProtocolError
-from h2.settings import SettingCodes, Settings
-from hyperframe.frame import WindowUpdateFrame
+from h2.settings import SettingCodes
 
 from core.wire.grpc.events import (
     Broken,
@@ -38,15 +35,13 @@ from core.wire.grpc.events import (
 )
 from core.wire.grpc.frames import Data, FrameCutter, FrameError, GoAway
 from core.wire.grpc.headers import HeaderList, Verdict, refusal, verdict
+from core.wire.grpc.inflow import Inflow, StreamInflow
 from core.wire.grpc.limits import ChannelLimits
-from core.wire.grpc.messages import BadMessage, MessageReader
+from core.wire.grpc.messages import PREFIX, BadMessage, MessageReader
 from core.wire.grpc.resets import ResetBudget
-
-MAX_FRAME = 2**20
-"""The largest frame that we take. Larger ones would make small replies wait behind them for no gain in speed."""
+from core.wire.grpc.setup import MAX_FRAME, new_h2
 
 _LAST_STREAM_ID = 2**31 - 1
-_INITIAL_CONNECTION_WINDOW = 65_535  # RFC 9113 §6.9.2; settings can't change it
 
 # https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md#errors
 _OF_RESET = {
@@ -60,15 +55,13 @@ _OF_RESET = {
 class _Reply:
     """One open stream, as far as its reply has come."""
 
-    __slots__ = ("credited", "half_closed", "has_head", "reader", "received", "untaken")
+    __slots__ = ("half_closed", "has_head", "inflow", "reader")
 
     def __init__(self, limit: int, *, half_closed: bool) -> None:
         self.reader = MessageReader(limit)
         self.has_head = False
         self.half_closed = half_closed  # our side has ended
-        self.received = 0  # flow-controlled bytes
-        self.credited = 0  # of these, given back to the peer
-        self.untaken = 0  # bytes of messages that nobody took yet
+        self.inflow = StreamInflow()
 
 
 class ClientProtocol:
@@ -76,12 +69,11 @@ class ClientProtocol:
 
     def __init__(self, limits: ChannelLimits) -> None:
         self._limits = limits
-        self._h2 = _new_h2(limits)
+        self._h2 = new_h2(limits)
         self._cutter = FrameCutter(MAX_FRAME)
         self._replies: dict[int, _Reply] = {}
         self._resets = ResetBudget()
-        self._updates: list[bytes] = []  # WINDOW_UPDATE frames, which go out before what h2 has
-        self._received = 0  # flow-controlled bytes of the connection not given back yet
+        self._inflow = Inflow(limits)
         self._highest = 0
         self._going: GoAway | None = None
         self._settings_known = False  # the peer has acknowledged our first settings
@@ -96,8 +88,7 @@ class ClientProtocol:
             PingAckReceived: self._on_ping,
         }
         self._h2.initiate_connection()
-        self._updates.append(self._h2.data_to_send())  # the preface comes before everything
-        self._window_update(0, limits.connection_window - _INITIAL_CONNECTION_WINDOW)
+        self._preface = self._h2.data_to_send()  # comes before everything, also before window updates
 
     # -- what the driver asks --
 
@@ -138,9 +129,10 @@ class ClientProtocol:
         if not self._broken and self._resets.ask():
             self._h2.update_settings({})
         output = self._h2.data_to_send()
-        if self._updates:
-            output = b"".join(self._updates) + output
-            self._updates = []
+        if updates := self._inflow.take_updates():
+            output = updates + output
+        if self._preface:
+            output, self._preface = self._preface + output, b""
         return output
 
     def open(self, headers: Sequence[tuple[bytes, bytes]], *, end: bool = False) -> int:
@@ -185,8 +177,7 @@ class ClientProtocol:
         reply = self._replies.get(stream_id)
         if reply is None:
             return False
-        reply.untaken -= size
-        return self._credit(stream_id, reply)
+        return self._inflow.took(stream_id, reply.inflow, size)
 
     def reset(self, stream_id: int) -> None:
         """Cancel a stream; there is no event for it. Nothing happens when it has ended."""
@@ -234,12 +225,7 @@ class ClientProtocol:
 
     def _on_data(self, piece: Data, events: list[Event]) -> None:
         stream_id = piece.stream_id
-        self._received += piece.size
-        if self._received * 4 >= self._limits.connection_window:
-            if self._received > self._limits.connection_window:
-                raise FrameError("more DATA came than the connection's window allows")
-            self._window_update(0, self._received)
-            self._received = 0
+        self._inflow.arrived(piece.size)
         reply = self._replies.get(stream_id)
         if reply is None:
             if stream_id > self._highest or not stream_id % 2:
@@ -248,23 +234,21 @@ class ClientProtocol:
         if not reply.has_head:
             self._fail(stream_id, Status.INTERNAL, "the reply has DATA before its headers", events)
             return
-        reply.received += piece.size
-        if reply.received - reply.credited > self._limits.stream_window:
-            raise FrameError(f"more DATA came on stream {stream_id} than its window allows")
+        self._inflow.arrived_on(stream_id, reply.inflow, piece.size)
         try:
             messages = reply.reader.feed(piece.payload)
         except BadMessage as error:
             self._fail(stream_id, error.status, error.message, events)
             return
         for message in messages:
-            reply.untaken += len(message) + 5
+            reply.inflow.untaken += len(message) + PREFIX
             events.append(MessageReceived(stream_id, message))
         if piece.end:
             text = reply.reader.inside
             text = "the reply ended without trailers" if text is None else f"the reply is cut off: {text}"
             self._fail(stream_id, Status.INTERNAL, text, events)
         else:
-            self._credit(stream_id, reply)
+            self._inflow.credit(stream_id, reply.inflow)
 
     def _on_head(self, event: ResponseReceived, events: list[Event]) -> None:
         stream_id = event.stream_id or 0
@@ -359,50 +343,3 @@ class ClientProtocol:
     def _forget(self) -> None:
         self._broken = True
         self._replies.clear()
-
-    # -- inbound flow control --
-
-    def _credit(self, stream_id: int, reply: _Reply) -> bool:
-        """Give back what arrived, except what waits to be taken, in steps of a quarter of the window.
-
-        The pieces of a message still under way count as taken: nobody could take them, and a message may be larger than
-        the window.
-        """
-        due = reply.received - reply.untaken - reply.credited
-        if due * 4 < self._limits.stream_window:
-            return False
-        reply.credited += due
-        self._window_update(stream_id, due)
-        return True
-
-    def _window_update(self, stream_id: int, size: int) -> None:
-        if size > 0:
-            self._updates.append(WindowUpdateFrame(stream_id, window_increment=size).serialize())
-
-
-def _new_h2(limits: ChannelLimits) -> H2Connection:
-    # Normalising and validating costs a third of a reply. What we read of it, we check ourselves; what we send is ours.
-    connection = H2Connection(
-        H2Configuration(
-            client_side=True,
-            header_encoding=None,
-            validate_outbound_headers=False,
-            normalize_outbound_headers=False,
-            validate_inbound_headers=False,
-            normalize_inbound_headers=False,
-        )
-    )
-    settings = Settings(
-        client=True,
-        initial_values={
-            SettingCodes.ENABLE_PUSH: 0,
-            SettingCodes.INITIAL_WINDOW_SIZE: limits.stream_window,
-            SettingCodes.MAX_FRAME_SIZE: MAX_FRAME,
-            SettingCodes.MAX_HEADER_LIST_SIZE: limits.max_header_bytes,
-        },
-    )
-    del settings[SettingCodes.ENABLE_CONNECT_PROTOCOL]  # nothing for a client to say
-    connection.local_settings = settings
-    connection.max_inbound_frame_size = MAX_FRAME
-    connection.decoder.max_header_list_size = limits.max_header_bytes
-    return connection

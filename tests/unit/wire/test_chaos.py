@@ -12,9 +12,9 @@ from h2.exceptions import ProtocolError
 
 from core.wire.grpc import Cardinality, Channel, GRPCError
 from core.wire.grpc.exchange import Exchange
+from tests.unit.wire.callers import PATH
 from tests.unit.wire.peer import HEAD, Network, Peer, channel_to
 from tests.unit.wire.servers import Raw
-from tests.unit.wire.test_connection import PATH
 
 
 async def misbehave(peer: Peer, dice: random.Random) -> None:

@@ -9,9 +9,9 @@ from h2.settings import SettingCodes
 from trio.testing import wait_all_tasks_blocked
 
 from core.wire.grpc import Cardinality, ConnectionLost, GRPCError, Status
+from tests.unit.wire.callers import PATH, call
 from tests.unit.wire.peer import Network, Peer, channel_to
 from tests.unit.wire.servers import Raw
-from tests.unit.wire.test_connection import PATH, call
 
 
 async def test_another_connection_is_opened_when_one_is_full(nursery):
