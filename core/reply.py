@@ -8,16 +8,18 @@ FinishReason = Literal["stop", "length", "abort", "repetition", "error"]
 
 
 class TopLogprob(Struct, gc=False):
-    """A candidate for one position. `rank` is 1-based in the vocabulary, `None` when unknown; `token` is `token_id:<id>`."""
+    """A candidate for one position. `rank` is 1-based in the vocabulary, `None` when unknown."""
 
     token_id: int
     logprob: float
     rank: int | None = None
-    token: str = ""
 
 
 class TokenLogprob(Struct, gc=False):
-    """The sampled token of one position and the candidates that were asked for (the sampled one first, then by rank)."""
+    """The sampled token of one position and the candidates that were asked for (the sampled one first, then by rank).
+
+    `token` is `token_id:<id>`, by which Prime-RL's clients know it.
+    """
 
     token_id: int
     logprob: float

@@ -11,7 +11,7 @@ from core.errors import CallError, from_grpc
 from core.reply import Output
 from core.wire import Channel, Stream
 from core.wire.generated.inference_pb2 import GenerateRequest, GenerateResponse, PromptInfo
-from core.wire.grpc_lifting import lift_from_grpc
+from core.wire.grpc_lifting import Reply, lift_from_grpc
 from core.wire.grpc_lowering import lower_to_grpc
 from core.wire.needs import GRPC_CAN, Wire
 
@@ -36,10 +36,10 @@ class GrpcLane:
     async def generate(self, call: Call, request: GenerateRequest, index: int) -> Output:
         """See `Lane`."""
         try:
-            message = await self._channel.unary(_GENERATE, GenerateResponse, request, metadata=_metadata(call))
+            reply = await self._channel.unary(_GENERATE, Reply, request, metadata=_metadata(call))
         except GRPCError as error:
             raise from_grpc(error) from error
-        return lift_from_grpc(call, message, index)
+        return lift_from_grpc(call, reply.message, index, data=reply.data)
 
     @asynccontextmanager
     async def stream(self, call: Call, request: GenerateRequest, index: int) -> AsyncGenerator["GrpcOutputStream", None]:
@@ -71,7 +71,7 @@ class GrpcOutputStream:
         while not outputs and not self._finished:
             for message in await self._messages():
                 if message.HasField("outputs"):
-                    outputs.append(lift_from_grpc(self._call, message, self._index, self._prompt))
+                    outputs.append(lift_from_grpc(self._call, message, self._index, prompt=self._prompt))
                     self._prompt = None
                     self._finished = outputs[-1].choice.finish_reason is not None
                 else:

@@ -4,9 +4,10 @@ Follows what vLLM's HTTP servers make of the same engine output, so that a clien
 token leads its candidates, a logprob that is not finite is −9999.0, a rank that is unknown is null.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import repeat
 from math import isfinite
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, Self
 
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.struct_pb2 import Struct
@@ -15,20 +16,34 @@ from core.call import Call, SamplingParams
 from core.errors import CallError
 from core.reply import ChunkChoice, FinishReason, Logprobs, Output, PromptLogprob, PromptLogprobs, TokenLogprob, TopLogprob
 from core.wire.generated.inference_pb2 import FinishInfo, GenerateResponse, PromptInfo, SequenceOutput
+from core.wire.grpc_candidates import NOT_FINITE, best_candidates, candidates_of, finite
 
 _FINISH: Final[dict[int, FinishReason]] = {
     FinishInfo.LENGTH: "length",
     FinishInfo.STOP: "stop",
     FinishInfo.ABORTED: "abort",
 }
-#: vLLM's HTTP servers write this for a logprob that JSON can't hold.
-_NOT_FINITE: Final = -9999.0
 
 
-def lift_from_grpc(call: Call, message: GenerateResponse, index: int, prompt: PromptInfo | None = None) -> Output:
+class Reply(NamedTuple):
+    """A reply and the bytes that it was read from."""
+
+    message: GenerateResponse
+    data: bytes
+
+    @classmethod
+    def FromString(cls, data: bytes) -> Self:  # noqa: N802 - protobuf's name
+        """Read a reply. Raises: `google.protobuf.message.DecodeError`."""
+        return cls(GenerateResponse.FromString(data), data)
+
+
+def lift_from_grpc(
+    call: Call, message: GenerateResponse, index: int, *, prompt: PromptInfo | None = None, data: bytes | None = None
+) -> Output:
     """One message of the worker, as output number `index` of the call.
 
-    `prompt` is what an earlier message has said of the prompt: in a stream it comes first, by itself.
+    `prompt` is what an earlier message has said of the prompt: in a stream it comes first, by itself. `data` are the bytes of the
+    message; a long one is read faster with them.
 
     Raises: `CallError` (502) when its lists don't match, or a transfer parameter is no JSON.
     """
@@ -38,7 +53,7 @@ def lift_from_grpc(call: Call, message: GenerateResponse, index: int, prompt: Pr
     try:
         if prompt is not None:
             _lift_prompt(call, prompt, output, index)
-        _lift_tokens(call, message.outputs, output)
+        _lift_tokens(call, message.outputs, output, data)
     except (ValueError, IndexError) as error:
         raise CallError(502, f"the worker's answer can't be read: {error}") from error
     return output
@@ -54,11 +69,11 @@ def _lift_prompt(call: Call, info: PromptInfo, output: Output, index: int) -> No
         output.prompt_logprobs = _prompt_logprobs(list(info.token_ids) or call.token_ids, info)
 
 
-def _lift_tokens(call: Call, outputs: SequenceOutput, output: Output) -> None:
+def _lift_tokens(call: Call, outputs: SequenceOutput, output: Output, data: bytes | None) -> None:
     choice = output.choice
     choice.token_ids = token_ids = list(outputs.token_ids)
     if call.sampling.wants_logprobs:
-        choice.logprobs = Logprobs(_logprobs(call.sampling, token_ids, outputs))
+        choice.logprobs = Logprobs(_logprobs(call.sampling, token_ids, outputs, data))
     if outputs.sampling_mask:
         choice.sampling_mask = [list(row.ids) for row in outputs.sampling_mask]
     if outputs.HasField("finish_info"):
@@ -85,27 +100,20 @@ def _lift_finish(info: FinishInfo, output: Output) -> None:
         output.ec_transfer_params = _as_dict(info.ec_transfer_params)
 
 
-def _logprobs(sampling: SamplingParams, token_ids: Sequence[int], outputs: SequenceOutput) -> list[TokenLogprob]:
-    """Reading the candidates is most of the cost of a long reply, so no more of them is touched than needed."""
-    values = [value if isfinite(value) else _NOT_FINITE for value in outputs.logprobs]
+def _logprobs(sampling: SamplingParams, token_ids: Sequence[int], outputs: SequenceOutput, data: bytes | None) -> list[TokenLogprob]:
+    values = [value if isfinite(value) else NOT_FINITE for value in outputs.logprobs]
     ranks = list(outputs.ranks)
-    candidates = outputs.candidate_tokens
-    none = sampling.logprobs == 0
-    # The one candidate of a token of rank 1 is that token.
-    only_best = sampling.logprobs == 1 and not sampling.logprob_token_ids
-    entries: list[TokenLogprob] = []
-    for i, (token_id, value, rank) in enumerate(zip(token_ids, values, ranks, strict=True)):
-        name = f"token_id:{token_id}"
-        top = [TopLogprob(token_id, value, rank or None, name)]
-        entries.append(TokenLogprob(token_id, value, rank or None, name, top))
-        if none or (only_best and rank == 1):
-            continue
-        top += [
-            TopLogprob(other_id, _finite(other.logprob), other.rank or None, f"token_id:{other_id}")
-            for other in candidates[i].tokens
-            if (other_id := other.id) != token_id
-        ]
-    return entries
+    if sampling.logprobs == 0:
+        others: Iterable[Sequence[TopLogprob]] = repeat((), len(token_ids))
+    elif sampling.logprobs == 1 and not sampling.logprob_token_ids:
+        others = best_candidates(token_ids, ranks, outputs.candidate_tokens, data)
+    else:
+        others = (candidates_of(token_id, row) for token_id, row in zip(token_ids, outputs.candidate_tokens, strict=True))
+    names = {token_id: f"token_id:{token_id}" for token_id in set(token_ids)}
+    return [
+        TokenLogprob(token_id, value, rank or None, names[token_id], [TopLogprob(token_id, value, rank or None), *rest])
+        for token_id, value, rank, rest in zip(token_ids, values, ranks, others, strict=True)
+    ]
 
 
 def _prompt_logprobs(token_ids: Sequence[int], info: PromptInfo) -> PromptLogprobs:
@@ -115,16 +123,12 @@ def _prompt_logprobs(token_ids: Sequence[int], info: PromptInfo) -> PromptLogpro
     rows = [row.tokens for row in info.candidate_tokens] if info.candidate_tokens else [()] * len(token_ids)
     for token_id, value, rank, row in list(zip(token_ids, info.logprobs, info.ranks, rows, strict=True))[1:]:
         # The prompt's own token comes first: Prime-RL reads the first entry.
-        entry = {str(token_id): PromptLogprob(_finite(value), rank or None, f"token_id:{token_id}")}
+        entry = {str(token_id): PromptLogprob(finite(value), rank or None, f"token_id:{token_id}")}
         for other in row:
             if other.id != token_id:
-                entry[str(other.id)] = PromptLogprob(_finite(other.logprob), other.rank or None, f"token_id:{other.id}")
+                entry[str(other.id)] = PromptLogprob(finite(other.logprob), other.rank or None, f"token_id:{other.id}")
         positions.append(entry)
     return positions
-
-
-def _finite(logprob: float) -> float:
-    return logprob if isfinite(logprob) else _NOT_FINITE
 
 
 def _as_dict(struct: Struct) -> dict[str, Any]:

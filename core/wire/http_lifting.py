@@ -30,7 +30,7 @@ class _Candidate(Struct, gc=False):
 
     def as_top(self) -> TopLogprob:
         token_id = int(self.token.removeprefix("token_id:")) if self.token_id is None else self.token_id
-        return TopLogprob(token_id, self.logprob, self.rank, f"token_id:{token_id}")
+        return TopLogprob(token_id, self.logprob, self.rank)
 
 
 class _Entry(_Candidate, gc=False):
@@ -130,7 +130,7 @@ def _entry(entry: _Entry) -> TokenLogprob:
     own = entry.as_top()
     # vLLM up to 0.31 repeats the sampled token among its candidates; later ones don't.
     others = [top for candidate in entry.top_logprobs if (top := candidate.as_top()).token_id != own.token_id]
-    return TokenLogprob(own.token_id, own.logprob, own.rank, own.token, [own, *others])
+    return TokenLogprob(own.token_id, own.logprob, own.rank, f"token_id:{own.token_id}", [own, *others])
 
 
 def _own_token_first(positions: PromptLogprobs | None, token_ids: list[int]) -> PromptLogprobs | None:

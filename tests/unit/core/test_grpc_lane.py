@@ -31,7 +31,7 @@ class Channel:
 
     async def unary(self, name, reply_type, message, *, metadata):
         self.metadata = metadata
-        return self._next()
+        return reply_type.FromString(self._next().SerializeToString())
 
     @asynccontextmanager
     async def request(self, name, cardinality, request_type, reply_type, *, metadata):

@@ -86,7 +86,7 @@ def test_a_message_in_the_middle_of_a_stream_has_no_finish_and_no_counts():
 
 
 def test_what_the_stream_said_of_the_prompt_before_comes_with_its_first_output():
-    output = lift_from_grpc(call_with(), answer(token_ids=[7]), 0, PromptInfo(num_prompt_tokens=3))
+    output = lift_from_grpc(call_with(), answer(token_ids=[7]), 0, prompt=PromptInfo(num_prompt_tokens=3))
     assert output.prompt_tokens == 3
 
 
@@ -118,7 +118,7 @@ def tops(entry):
 def test_without_candidates_the_sampled_token_stands_alone():
     [entry] = content({"logprobs": 0}, token_ids=[34], logprobs=[-1.5], ranks=[2], candidate_tokens=[candidates()])
     assert (entry.token_id, entry.logprob, entry.rank, entry.token) == (34, -1.5, 2, "token_id:34")
-    assert entry.top_logprobs == [TopLogprob(34, -1.5, 2, "token_id:34")]
+    assert entry.top_logprobs == [TopLogprob(34, -1.5, 2)]
 
 
 @pytest.mark.parametrize(
