@@ -267,6 +267,23 @@ class HookSpecs:
         """
 
     @hookspec
+    def session_finished(self, session_id: str) -> None:
+        """A session is over: its client has said that no call with this `session_id` will come any more.
+
+        Runs each time that a client says so, whoever it is: the id may be unknown, may have been told before, and calls of the session
+        may still be in flight. A session that nobody ends is never told, so what is kept of sessions needs a bound of its own. Every
+        plugin is told, whatever another one raises. Changes nothing.
+
+        Raises: nothing; an exception is logged with the plugin's name.
+
+        Example: forget where the session's calls went.
+
+            @hookimpl
+            def session_finished(self, session_id: str) -> None:
+                self.homes.pop(session_id, None)
+        """
+
+    @hookspec
     def collect_metrics(self, registry: Any) -> None:
         """Register metrics: `registry` is the `prometheus_client.CollectorRegistry` behind `GET /metrics`.
 

@@ -48,6 +48,10 @@ class Proxy:
         else:
             await self._routes(scope, receive, send)
 
+    def finish_session(self, session_id: str) -> None:
+        """Tell every plugin that a session is over, see the hook `session_finished`. Nothing happens to its calls."""
+        self.registry.tell("session_finished", session_id=session_id)
+
     async def run_service(self, name: str, service: Callable[[], Awaitable[None]]) -> None:
         """Run a plugin's service; its failure is the plugin's, not the proxy's."""
         try:

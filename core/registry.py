@@ -27,7 +27,7 @@ log = structlog.stdlib.get_logger()
 
 GROUP = "headrace.plugins"
 #: Hooks that only tell something. Each implementation is called by itself, so that the fault of one hides nothing from another.
-_NOTICES = ("call_settled", "worker_joined", "worker_left")
+_NOTICES = ("call_settled", "worker_joined", "worker_left", "session_finished")
 
 
 class Loaded(Struct, frozen=True):

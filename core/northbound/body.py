@@ -19,6 +19,9 @@ _MAX_ID: Final = 256
 _RANK_DIGITS: Final = 10
 _MAX_SEED: Final = 2**63 - 1
 _SCHEMAS: Final = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+_EMPTY_SALT: Final = (
+    r"Parameter 'cache_salt' must be a non-empty string of at most 128 characters and must not contain '@', '/', '\', or NUL."
+)
 _SCHEMA_OPTIONS: Final = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
 
 
@@ -84,6 +87,8 @@ def parse_call(data: bytes, headers: Mapping[str, str]) -> Call:
     sampling, unclaimed_sampling = _samplings.decode(body.sampling_params, "sampling_params")
     _check(sampling)
     stream = bool(body.stream)
+    if body.cache_salt == "":  # not the same as none: vLLM 0.33 refuses it, in these words
+        raise BadRequest(_EMPTY_SALT, param="cache_salt")
     if body.stream_options and not stream:
         raise BadRequest("stream_options: only a streamed call has them; send stream: true", param="stream_options")
     return Call(

@@ -302,6 +302,21 @@ async def test_hook_worker_left(opened):
     assert seen == [(worker, ())]  # it was told when the worker could get no more calls
 
 
+async def test_hook_session_finished(opened):
+    seen = []
+
+    class Plugin:
+        @hookimpl
+        def session_finished(self, session_id: str) -> None:
+            seen.append(session_id)
+            raise LookupError("mine; the others are told all the same, and who tells it hears nothing of it")
+
+    async with opened(Plugin()) as proxy:
+        proxy.finish_session("trace-1")
+        proxy.finish_session("trace-1")
+    assert seen == ["trace-1", "trace-1"]
+
+
 async def test_hook_collect_metrics(opened):
     class Plugin:
         @hookimpl
@@ -331,7 +346,11 @@ def doc_of(hook):
 
 def arguments_of(hook):
     parameters = inspect.signature(getattr(HookSpecs, hook)).parameters
-    return {name: str(parameter.annotation).removeprefix("typing.") for name, parameter in parameters.items() if name != "self"}
+    return {name: written(parameter.annotation) for name, parameter in parameters.items() if name != "self"}
+
+
+def written(annotation):
+    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation).removeprefix("typing.")
 
 
 def example_of(hook):
@@ -350,7 +369,9 @@ def test_every_hook_says_when_it_runs_what_it_may_change_and_what_it_may_raise(h
 
 @pytest.mark.parametrize("hook", HOOKS)
 def test_every_hook_has_an_example_with_its_exact_signature(hook):
-    [function] = [node for node in ast.walk(example_of(hook)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == hook]
+    [function] = [
+        node for node in ast.walk(example_of(hook)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == hook
+    ]
     assert [ast.unparse(decorator) for decorator in function.decorator_list] == ["hookimpl"]
     own, *arguments = function.args.args
     assert own.arg == "self"

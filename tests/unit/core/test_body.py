@@ -32,6 +32,13 @@ def test_a_plain_body_is_a_call_with_the_defaults():
     assert call.sampling.max_tokens is None
 
 
+def test_an_empty_salt_is_refused_as_vllm_does():
+    error = refused({**PLAIN, "cache_salt": ""})
+    assert error.param == "cache_salt"
+    assert error.message.startswith("Parameter 'cache_salt' must be a non-empty string")
+    assert parse(cache_salt=None).cache_salt == ""
+
+
 def test_every_key_of_the_body_is_read():
     call = parse(
         request_id="r1",
