@@ -7,6 +7,7 @@ from core.call import Call, Identity, Outcome, SamplingParams
 from core.errors import BadRequest, CallError, NotFound, NoWorker
 from core.fleet.worker import Worker, WorkerInfo
 from core.hookspecs import Choice, hookimpl
+from core.northbound.models import ModelCard
 from core.proxy import Proxy
 from core.reply import GenerateReply, Output
 from core.routes import Exchange, HTTPReply, HTTPRequest, Routes
@@ -25,6 +26,7 @@ __all__ = [
     "HTTPReply",
     "HTTPRequest",
     "Identity",
+    "ModelCard",
     "NoWorker",
     "NotFound",
     "Outcome",

@@ -17,6 +17,7 @@ from msgspec import Struct
 if TYPE_CHECKING:
     from core.call import Call, Outcome
     from core.fleet.worker import Worker
+    from core.northbound.models import ModelCard
     from core.proxy import Proxy
     from core.reply import GenerateReply, Output
     from core.routes import Routes
@@ -114,7 +115,8 @@ class HookSpecs:
         """Edit what goes to the worker.
 
         Runs once per attempt and output (`n` of them), after the core has filled `request`: a protobuf `GenerateRequest` when the call
-        goes over gRPC, the JSON body as a `dict` when it goes over HTTP. May change `request` and nothing else.
+        goes over gRPC, the JSON body as a `dict` when it goes over HTTP. Of a call whose body goes on as it is (`call.relayed`), the
+        dict has the body's own members, each a `msgspec.Raw` unless it was replaced. May change `request` and nothing else.
 
         Raises: `CallError`.
 
@@ -195,6 +197,22 @@ class HookSpecs:
                     return HTTPReply.json({"workers": len(proxy.fleet.workers)})
 
                 routes.add("GET", "/count", count)
+        """
+
+    @hookspec
+    def list_models(self) -> "Sequence[ModelCard] | None":
+        """Name what else calls may put into `model`, beside the names that the workers serve: adapters, say.
+
+        Runs at each `GET /v1/models`. A card that has no `max_model_len` gets that of the card whose name is its `parent`, because clients
+        take the length from the card of the model that they ask for. A name that a worker serves keeps the worker's card. Changes nothing.
+
+        Raises: `CallError`, which is then the answer.
+
+        Example: an adapter.
+
+            @hookimpl
+            def list_models(self) -> Sequence[ModelCard]:
+                return [ModelCard(id="math", root="/adapters/math", parent="tiny")]
         """
 
     @hookspec

@@ -1,11 +1,11 @@
 """The routes that say how headrace and its fleet are."""
 
 from importlib.metadata import version
-from typing import Any
 
 from core.errors import NoWorker
 from core.fleet.fleet import Fleet
 from core.metrics import Metrics
+from core.northbound.models import list_models
 from core.registry import Registry
 from core.routes import HTTPReply, HTTPRequest, Routes
 
@@ -23,7 +23,7 @@ def add_status_routes(routes: Routes, fleet: Fleet, metrics: Metrics, registry: 
         return HTTPReply()
 
     async def models(_: HTTPRequest) -> HTTPReply:
-        return HTTPReply.json({"object": "list", "data": _cards(fleet)})
+        return HTTPReply.json({"object": "list", "data": list_models(fleet, registry)})
 
     async def versions(_: HTTPRequest) -> HTTPReply:
         return HTTPReply.json({"version": version("headrace")})
@@ -45,26 +45,3 @@ def add_status_routes(routes: Routes, fleet: Fleet, metrics: Metrics, registry: 
     routes.add("GET", "/metrics", scrape)
     routes.add("GET", "/fleet", workers)
     routes.add("GET", "/plugins", plugins)
-
-
-def _cards(fleet: Fleet) -> list[dict[str, Any]]:
-    """One card per served name over all workers; of different context lengths, the shortest is what every worker takes."""
-    cards: dict[str, dict[str, Any]] = {}
-    for worker in fleet.workers.values():
-        if worker.info is None or worker.state in ("starting", "gone"):
-            continue
-        for name in worker.info.models:
-            card = cards.setdefault(
-                name,
-                {
-                    "id": name,
-                    "object": "model",
-                    "created": int(worker.introduced_at),
-                    "owned_by": "headrace",
-                    "root": worker.info.model_id,
-                    "parent": None,
-                    "max_model_len": worker.info.max_model_len,
-                },
-            )
-            card["max_model_len"] = min(card["max_model_len"], worker.info.max_model_len)
-    return list(cards.values())

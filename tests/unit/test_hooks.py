@@ -19,6 +19,7 @@ from core.call import Call, Identity, Outcome
 from core.fleet.fleet import Fleet
 from core.fleet.worker import Worker
 from core.hookspecs import HOOKS, Choice, HookSpecs, hookimpl
+from core.northbound.models import ModelCard
 from core.proxy import Proxy, open_proxy
 from core.registry import Loaded, Registry
 from core.reply import GenerateReply, Output
@@ -205,6 +206,23 @@ async def test_hook_register_routes(opened):
     async with opened(Plugin()) as proxy:
         browser = await get(proxy, "/count")
     assert (browser.status, browser.json) == (200, {"workers": 0, "path": "/count"})
+
+
+async def test_hook_list_models(opened):
+    class Plugin:
+        @hookimpl
+        def list_models(self):
+            return [
+                ModelCard(id="math", parent="tiny", root="/math"),
+                ModelCard(id="tiny", parent="x"),
+                ModelCard(id="long", max_model_len=7),
+            ]
+
+    async with opened(Plugin()) as proxy:
+        move(proxy.fleet, make_worker("w", state="starting"), "ready")
+        cards = (await get(proxy, "/v1/models")).json["data"]
+    told = [(card["id"], card["parent"], card["root"], card["max_model_len"]) for card in cards]
+    assert told == [("tiny", None, "tiny", 100), ("math", "tiny", "/math", 100), ("long", None, None, 7)]
 
 
 async def test_hook_run_service(opened):
