@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench import large
+from bench import large, routed
 from bench.cases import PACE_SECONDS, Case, Engine, WrongReply, cases
 from bench.compare import compare, load
 from bench.load import LoadFailed
@@ -79,13 +79,14 @@ def _attempt_soak(case: Case, target: Target, options: argparse.Namespace, resul
 
 def _large(found: list[Target], missing: list[Missing]) -> list[Large]:
     passed: list[Large] = []
-    for exchange in (large.large_request, large.large_reply):
+    exchanges = {"large request": large.large_request, "large reply": large.large_reply, **routed.EXCHANGES}
+    for name, exchange in exchanges.items():
         for target in found:
-            progress(f"{exchange.__name__.replace('_', ' ')}: {target.name}")
+            progress(f"{name}: {target.name}")
             try:
                 passed.append(exchange(target))
             except (LoadFailed, WrongReply) as failure:
-                missing.append(Missing(target.name, exchange.__name__.replace("_", " "), str(failure)))
+                missing.append(Missing(target.name, name, str(failure)))
     return passed
 
 
