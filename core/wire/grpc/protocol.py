@@ -6,6 +6,7 @@ that `frames` gives. Nothing here waits, and nothing depends on how the bytes we
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from grpclib.const import Status
@@ -19,7 +20,7 @@ from h2.events import (
     TrailersReceived,
     WindowUpdated,
 )
-from h2.exceptions import ProtocolError
+from h2.exceptions import NoSuchStreamError, ProtocolError
 from h2.settings import SettingCodes
 
 from core.wire.grpc.events import (
@@ -182,7 +183,7 @@ class ClientProtocol:
     def reset(self, stream_id: int) -> None:
         """Cancel a stream; there is no event for it. Nothing happens when it has ended."""
         if self._replies.pop(stream_id, None) is not None and self._resets.take(stream_id):
-            self._h2.reset_stream(stream_id, ErrorCodes.CANCEL)
+            self._cancel(stream_id)
 
     def ping(self, payload: bytes) -> None:
         """Send a PING with these eight bytes."""
@@ -307,7 +308,7 @@ class ClientProtocol:
             self._settings_known = True
             return
         for stream_id in self._resets.answered():
-            self._h2.reset_stream(stream_id, ErrorCodes.CANCEL)
+            self._cancel(stream_id)
 
     def _on_goaway(self, frame: GoAway, events: list[Event]) -> None:
         self._going = frame
@@ -324,10 +325,15 @@ class ClientProtocol:
 
     # -- ends --
 
+    def _cancel(self, stream_id: int) -> None:
+        # h2 is ahead of the events that it gives: the peer may have reset the stream itself, right behind its end.
+        with suppress(NoSuchStreamError):
+            self._h2.reset_stream(stream_id, ErrorCodes.CANCEL)
+
     def _end(self, stream_id: int, ending: Verdict, trailers: HeaderList, events: list[Event]) -> None:
         """The peer has ended the stream; if we had not, there is no point in going on."""
         if not self._replies.pop(stream_id).half_closed:
-            self._h2.reset_stream(stream_id, ErrorCodes.CANCEL)
+            self._cancel(stream_id)
         events.append(Ended(stream_id, ending.status, ending.message, ending.details, trailers))
 
     def _fail(self, stream_id: int, status: Status, message: str | None, events: list[Event]) -> None:

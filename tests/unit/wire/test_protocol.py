@@ -267,6 +267,35 @@ def test_an_early_end_by_the_worker_stops_our_sending():
     assert any(isinstance(event, StreamReset) for event in pair.to_server())
 
 
+@pytest.mark.parametrize("code", [ErrorCodes.NO_ERROR, ErrorCodes.CANCEL])
+def test_an_early_end_with_a_reset_right_behind_ends_that_call_alone(code):
+    """As vLLM's server refuses a message that is too large, while it is still being sent."""
+    pair = Pair()
+    other = pair.open()
+    stream_id = pair.core.open(REQUEST)
+    pair.core.send(stream_id, b"x" * 100, end=False)
+    pair.to_server()
+    pair.server.send_headers(stream_id, [*HEAD, ("grpc-status", "11")], end_stream=True)
+    pair.server.reset_stream(stream_id, code)
+    (event,) = pair.to_client()
+    assert (event.stream_id, event.status) == (stream_id, Status.OUT_OF_RANGE)
+    pair.reply(other)
+    assert ended(pair.to_client()).status is Status.OK
+
+
+def test_a_reset_that_waited_is_dropped_when_the_worker_has_ended_the_stream():
+    pair = Pair()
+    streams = [pair.open() for _ in range(BURST + 1)]
+    for stream_id in streams:
+        pair.core.reset(stream_id)
+    resets = [event for event in pair.to_server() if isinstance(event, StreamReset)]
+    assert len(resets) == BURST
+    pair.reply(streams[-1])
+    assert not [event for event in pair.to_client() if isinstance(event, Broken)]
+    pair.reply(pair.open())
+    assert ended(pair.to_client()).status is Status.OK
+
+
 def test_sending_stops_at_the_window_and_goes_on_when_it_opens():
     pair = Pair(initial_window_size=10)
     stream_id = pair.core.open(REQUEST)
