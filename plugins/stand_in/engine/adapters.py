@@ -63,7 +63,7 @@ class Adapters:
         """Load an adapter; with `in_place` one of that name is replaced and keeps its id.
 
         Refused, in this order: PRECONDITION (LoRA is off), INVALID (blank name or path, a local path that is not allowed),
-        ALREADY_EXISTS (the name is the base model's, or taken).
+        ALREADY_EXISTS (the name is the base model's, or taken), INTERNAL (a local path without an adapter).
         """
         self._demand_enabled()
         for field, value in (("lora_name", name), ("lora_path", path)):
@@ -76,6 +76,9 @@ class Adapters:
         if old is not None and not in_place:
             raise _taken(f"LoRA adapter `{name}` is already loaded")
         adapter = Adapter(self._take_id() if old is None else old.id, name, path)
+        if Path(path).is_absolute() and not Path(path, "adapter_config.json").exists():
+            # The engine finds that out, so the id is used up, as in vLLM.
+            raise Refused(Problem.INTERNAL, f"failed to load LoRA adapter `{name}`: there is no adapter in {path}")
         self._by_name[name] = adapter
         return adapter
 

@@ -128,6 +128,7 @@ async def test_what_can_not_be_unloaded_over_http(json, status, param):
 def test_local_paths_must_lie_under_an_allowed_prefix(tmp_path):
     inside, outside = tmp_path / "allowed" / "x", tmp_path / "other"
     inside.mkdir(parents=True)
+    (inside / "adapter_config.json").touch()
     outside.mkdir()
     (tmp_path / "allowed" / "link").symlink_to(outside)
     adapters = Adapters(enabled=True, reserved=(), environment={ALLOWED_PREFIXES: f"/nowhere:{tmp_path / 'allowed'}"})
@@ -136,6 +137,15 @@ def test_local_paths_must_lie_under_an_allowed_prefix(tmp_path):
         with pytest.raises(Refused) as caught:
             adapters.load("out", str(path))
         assert caught.value.problem is Problem.INVALID
+
+
+def test_a_local_folder_without_an_adapter_uses_up_an_id_and_loads_nothing(tmp_path):
+    adapters = Adapters(enabled=True, reserved=(), environment={ALLOWED_PREFIXES: "/"})
+    with pytest.raises(Refused, match="there is no adapter in") as caught:
+        adapters.load("a", str(tmp_path))
+    assert caught.value.problem is Problem.INTERNAL
+    assert adapters.list() == []
+    assert adapters.load("a", "hub/a").id == 2
 
 
 def test_a_prefix_that_is_not_absolute_is_the_servers_fault(tmp_path):
