@@ -148,6 +148,9 @@ class Call(Struct, kw_only=True):
     return_token_ids: bool = False
     reasoning_ended: bool | None = None
     reasoning_parser_kwargs: ReasoningParserKwargs | None = None
+    #: The body goes to a worker's HTTP server as it is (`Proxy.relay`): `token_ids` is empty and `sampling` says nothing, and what stays
+    #: in `unclaimed` is the worker's to judge.
+    relayed: bool = False
     #: Request headers, names in lower case.
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     unclaimed: dict[str, msgspec.Raw] = field(default_factory=dict[str, msgspec.Raw])

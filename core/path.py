@@ -1,13 +1,12 @@
 """The life of a call, from the first hook to the last. Read it from top to bottom."""
 
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from http import HTTPStatus
 from time import perf_counter
 from typing import Any, Final
 
-import httpx
 import structlog
 
 from core.call import BODY_KEYS, Call, Identity, Outcome, SamplingParams
@@ -18,8 +17,10 @@ from core.fleet.worker import Worker
 from core.metrics import Metrics
 from core.placement import Placement, Placer
 from core.registry import Registry
+from core.relayed import RelayedBody
 from core.reply import GenerateReply, Output
 from core.settings import nearest
+from core.wire.http_relay import Answer
 from core.wire.lane import OutputStream
 
 log = structlog.stdlib.get_logger()
@@ -115,38 +116,49 @@ class Path:
 
     @asynccontextmanager
     async def relayed(
-        self, call: Call, outcome: Outcome, send: Callable[[Worker], Awaitable[httpx.Response]]
-    ) -> AsyncGenerator[httpx.Response, None]:
-        """What a worker's HTTP server answers to a call that goes there as it is; `send` asks one worker and doesn't read the body.
+        self, call: Call, outcome: Outcome, body: RelayedBody, ask: Callable[[Worker, bytes], AbstractAsyncContextManager[Answer]]
+    ) -> AsyncGenerator[Answer, None]:
+        """What a worker's HTTP server answers to a call whose body goes there as it is; entering waits for the first bytes.
+
+        `ask` sends the body to one worker. A 503 is passed on only when no other worker is there to try.
 
         Cancellation, and leaving early: the connection is closed, which cancels the call on the worker.
-        Raises: `CallError`.
+        Raises: `CallError`, on entry or from `Answer.receive`.
         """
         self._receive(call)
         tried: dict[Worker, str] = {}
+        started = False
         while True:
             await self._placer.gate(call, tried)
             choice = self._placer.place_relayed(call, tried)
-            outcome.worker, outcome.wire, outcome.route = choice.worker.id, "http", choice.reason
+            worker = choice.worker
+            outcome.worker, outcome.wire, outcome.route = worker.id, "http", choice.reason
             outcome.attempts += 1
-            with choice.worker.serving():
-                try:
-                    response = await send(choice.worker)
-                except httpx.TransportError as error:
-                    self._lost(choice.worker, tried, WorkerLost(f"the worker's HTTP server can't be reached: {error}"))
-                    continue
-                try:
-                    yield response
-                finally:
-                    await response.aclose()
-                return
+            request = body.lower(call)
+            self._registry.call("lower_call", call=call, worker=worker, request=request)
+            try:
+                with worker.serving():
+                    async with ask(worker, body.encode(request)) as answer:
+                        if answer.status == HTTPStatus.SERVICE_UNAVAILABLE and self._may_go_on(call, tried, worker):
+                            self._lost(worker, tried, WorkerLost("it answered 503"))
+                            continue
+                        started = True
+                        outcome.first_output_seconds = perf_counter() - call.started
+                        yield answer
+                        return
+            except WorkerLost as lost:
+                if started:
+                    worker.suspect()
+                    raise
+                self._lost(worker, tried, lost)
 
     def _receive(self, call: Call) -> None:
         self._registry.call("receive_call", call=call)
-        for key in call.unclaimed:
-            raise _unknown(key, key, BODY_KEYS)
-        for key in call.unclaimed_sampling:
-            raise _unknown(f"sampling_params.{key}", key, SamplingParams.__struct_fields__)
+        if not call.relayed:
+            for key in call.unclaimed:
+                raise _unknown(key, key, BODY_KEYS)
+            for key in call.unclaimed_sampling:
+                raise _unknown(f"sampling_params.{key}", key, SamplingParams.__struct_fields__)
         call.identity = Identity(namespace=call.cache_salt, adapter=call.adapter)
         self._registry.call("identify_call", call=call)
 
@@ -162,6 +174,10 @@ class Path:
         for request in requests:
             self._registry.call("lower_call", call=call, worker=place.worker, request=request)
         return requests
+
+    def _may_go_on(self, call: Call, tried: Mapping[Worker, str], worker: Worker) -> bool:
+        """Whether there is another worker to try after this one."""
+        return len(tried) < self._retries and self._placer.has_other(call, tried, worker)
 
     def _lost(self, worker: Worker, tried: dict[Worker, str], lost: WorkerLost) -> None:
         """Note a lost worker, or give up with its error."""

@@ -52,10 +52,11 @@ class Placer:
 
     def place_relayed(self, call: Call, tried: Mapping[Worker, str]) -> Choice:
         """Choose a worker with an HTTP server, for a call that goes there as it is. Raises as `place` does."""
-        workers = tuple(w for w in self._ready(call, tried) if w.http is not None)
-        if not workers:
-            raise CallError(501, "no worker has an HTTP server, which this route is relayed to: give it `http` in headrace.toml")
-        return self._choose(call, workers)
+        return self._choose(call, tuple(self._ready(call, tried)))
+
+    def has_other(self, call: Call, tried: Mapping[Worker, str], worker: Worker) -> bool:
+        """Whether a worker is ready that might take the call after `worker`."""
+        return any(w is not worker and w not in tried and _serves(w, call) for w in self._fleet.ready)
 
     def _choose(self, call: Call, candidates: tuple[Worker, ...]) -> Choice:
         workers = self._eligible(call, candidates)
@@ -98,6 +99,9 @@ class Placer:
         known = {name for w in self._fleet.workers.values() for name in w.models}
         if call.model and known and call.model not in known:
             return NotFound(f"The model `{call.model}` does not exist. The fleet serves {', '.join(sorted(known))}.", param="model")
+        serving = [w for w in self._fleet.workers.values() if _serves_model(w, call)]
+        if call.relayed and serving and all(w.http is None for w in serving):
+            return CallError(501, "no worker has an HTTP server, which this route is relayed to: give one `http` in headrace.toml")
         if tried:
             return NoWorker(f"no worker is left: {', '.join(f'{w.id} ({reason})' for w, reason in tried.items())}")
         states = ", ".join(f"{w.id} is {w.state} ({w.reason})" for w in self._fleet.workers.values() if w.state != "ready")
@@ -105,4 +109,8 @@ class Placer:
 
 
 def _serves(worker: Worker, call: Call) -> bool:
+    return _serves_model(worker, call) and (worker.http is not None or not call.relayed)
+
+
+def _serves_model(worker: Worker, call: Call) -> bool:
     return not call.model or call.model in worker.models

@@ -33,7 +33,7 @@ class Proxy:
         self._metrics = Metrics(self.fleet)
         placer = Placer(registry, self.fleet)
         path = Path(registry, placer, self._metrics, retries=settings.routing.retries)
-        #: Relays a request to a worker's HTTP server: `await proxy.relay(exchange, call, body)`.
+        #: Relays a request to a worker's HTTP server, as a handler of `Routes.add_streamed`: `await proxy.relay(exchange)`.
         self.relay = Relay(path, stall_timeout=settings.server.stall_timeout)
         self._generate = GenerateRoute(path, settings.server)
         self._routes = Routes(max_body_bytes=settings.server.max_body_mib * MIB)

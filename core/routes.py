@@ -14,7 +14,8 @@ from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from core.errors import BadRequest, CallError, ClientGone, NotFound
-from core.northbound.answering import send_error
+from core.northbound.answering import echoed_id, send_error
+from core.northbound.headers import decode_headers
 from core.serving.asgi import ASGIApp, Receive, Scope, Send
 from core.serving.client import read_body
 
@@ -66,6 +67,10 @@ class Exchange(Struct, frozen=True):
     """A request whose answer is written by its handler, piece by piece, over ASGI's `send`. The body was read."""
 
     request: HTTPRequest
+    #: As it was sent, without the question mark.
+    query_string: bytes
+    #: `1.1`, `2`
+    http_version: str
     receive: Receive
     send: Send
 
@@ -76,7 +81,7 @@ StreamHandler = Callable[[Exchange], Awaitable[None]]
 class Routes:
     """Where handlers are added; an ASGI application of its own.
 
-    A handler may raise `CallError`, which becomes vLLM's error body. Its task is cancelled when the client goes.
+    A handler may raise `CallError`, which becomes vLLM's error body.
     """
 
     def __init__(self, *, max_body_bytes: int) -> None:
@@ -91,7 +96,7 @@ class Routes:
         self._quart.register_error_handler(CallError, _call_error)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One HTTP request."""
+        """One HTTP request. Cancellation: its handler's task is cancelled."""
         if handler := self._streamed.get((scope["method"], scope["path"])):
             await self._stream(handler, scope, receive, send)
             return
@@ -99,25 +104,27 @@ class Routes:
         await cast("ASGIApp", self._quart)(scope, receive, send)
 
     async def _stream(self, handler: StreamHandler, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = decode_headers(scope["headers"])
         try:
-            body = await read_body(receive, self._max_body_bytes)
+            request_ = HTTPRequest(
+                method=scope["method"],
+                path=scope["path"],
+                query=dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)),
+                headers=headers,
+                body=await read_body(receive, self._max_body_bytes),
+                parameters={},
+            )
+            await handler(Exchange(request_, scope["query_string"], scope["http_version"], receive, send))
         except ClientGone:
             return
         except CallError as error:
-            await send_error(send, error, {})
-            return
-        request_ = HTTPRequest(
-            method=scope["method"],
-            path=scope["path"],
-            query=dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)),
-            headers={name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]},
-            body=body,
-            parameters={},
-        )
-        await handler(Exchange(request_, receive, send))
+            await send_error(send, error, echoed_id(headers))
 
     def add_streamed(self, method: Method, path: str, handler: StreamHandler) -> None:
         """Serve `path`, without parameters, by a handler that writes the answer itself.
+
+        A `CallError` that it raises is answered, so it raises none once it has begun to write. It watches the client by itself, as
+        `Proxy.relay` does.
 
         Raises: `ValueError` when somebody serves it already.
         """

@@ -30,6 +30,11 @@ async def answering(
             outcome.kind, outcome.status, outcome.error = "client-gone", ClientGone().status, "stalled" if client.stalled else ""
 
 
+def echoed_id(headers: Mapping[str, str]) -> dict[str, str]:
+    """The header for an answer to what did not become a call: the id with which the client will look for it, if it gave one."""
+    return {"x-request-id": id_} if (id_ := headers.get("x-request-id")) else {}
+
+
 def reply_headers(call: Call, outcome: Outcome) -> dict[str, str]:
     """The headers that say where a reply came from."""
     headers = {"x-request-id": call.id, **call.reply_headers}

@@ -66,7 +66,7 @@ class _Decoder:
             return self._known.decode(data), {}
         except (msgspec.MsgspecError, RecursionError):
             pass
-        with _refusing(path):
+        with refusing(path):
             value = self._any.decode(data)
             members = self._members.decode(data)
         return value, {key: raw for key, raw in members.items() if key not in self._keys}
@@ -92,7 +92,7 @@ def parse_call(data: bytes, headers: Mapping[str, str]) -> Call:
     if body.stream_options and not stream:
         raise BadRequest("stream_options: only a streamed call has them; send stream: true", param="stream_options")
     return Call(
-        id=_id(headers, body.request_id),
+        id=call_id(headers, body.request_id),
         token_ids=body.token_ids,
         sampling=sampling,
         model=body.model or "",
@@ -131,7 +131,8 @@ def _check(sampling: SamplingParams) -> None:
         raise BadRequest(f"{path}: output i of n has seed + i, and that must stay below 2**63", param=path)
 
 
-def _id(headers: Mapping[str, str], in_body: str | None) -> str:
+def call_id(headers: Mapping[str, str], in_body: str | None) -> str:
+    """The id that the client gave its call, or a new one. Raises: `BadRequest`."""
     name, id_ = ("x-request-id", given) if (given := headers.get("x-request-id")) else ("request_id", in_body)
     if not id_:
         return uuid4().hex
@@ -160,12 +161,13 @@ def _rank(headers: Mapping[str, str]) -> int | None:
 
 
 def _decode(raw: Raw, path: str) -> Any:
-    with _refusing(path):
+    with refusing(path):
         return msgspec.json.decode(raw)
 
 
 @contextmanager
-def _refusing(path: str) -> Generator[None, None, None]:
+def refusing(path: str) -> Generator[None, None, None]:
+    """What can't be decoded becomes a `BadRequest` that names the field; `path` is where the decoded JSON stands, empty for the body."""
     try:
         yield
     except msgspec.MsgspecError as error:

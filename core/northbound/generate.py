@@ -8,9 +8,10 @@ import msgspec
 from core.beside import beside
 from core.call import Call, Outcome
 from core.errors import CallError, ClientGone
-from core.northbound.answering import answering, reply_headers, send_error, send_json
+from core.northbound.answering import answering, echoed_id, reply_headers, send_error, send_json
 from core.northbound.body import parse_call
 from core.northbound.events import EventStream
+from core.northbound.headers import decode_headers
 from core.path import Path
 from core.serving.asgi import Receive, Scope, Send
 from core.serving.client import MIB, Client, read_body
@@ -33,14 +34,14 @@ class GenerateRoute:
         if scope["method"] != "POST":
             await send_error(send, CallError(405, f"{PATH} is not served for {scope['method']}"), {"allow": "POST"})
             return
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        headers = decode_headers(scope["headers"])
         try:
             data = await read_body(receive, self._settings.max_body_mib * MIB)
             call = parse_call(data, headers)
         except ClientGone:
             return
         except CallError as error:
-            await send_error(send, error, _ids(headers.get("x-request-id")))
+            await send_error(send, error, echoed_id(headers))
             return
         del data  # may be tens of megabytes, and the call may last for hours
         async with answering(self._path, call, receive, send, stall_timeout=self._settings.stall_timeout) as (outcome, client):
@@ -73,7 +74,3 @@ class GenerateRoute:
                     raise
                 self._path.fail(call, outcome, error)
                 await events.fail(error)
-
-
-def _ids(id_: str | None) -> dict[str, str]:
-    return {"x-request-id": id_} if id_ else {}

@@ -1,75 +1,179 @@
 """Requests that go to a worker's HTTP server as they are, and whose answers come back byte for byte.
 
-They are placed, counted, settled and cancelled like any call; only lowering and lifting are missing.
+They are placed, counted, settled and cancelled like any call; only lowering and lifting are nearly nothing.
 """
 
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final, Protocol
 
-import httpx
+import msgspec
+from msgspec import Raw
 
-from core.call import Call
-from core.errors import CallError, WorkerLost
+from core.call import Call, Outcome, SamplingParams
+from core.errors import CallError
 from core.fleet.worker import Worker
 from core.northbound.answering import answering, reply_headers, send_error
+from core.northbound.body import call_id, refusing
 from core.northbound.headers import encode_headers
 from core.path import Path
-from core.routes import Exchange, HTTPRequest
+from core.relayed import RelayedBody
+from core.routes import Exchange
 from core.serving.client import Client
-from core.wire.http_lane import close_connection
+from core.wire.http_relay import Answer, RelayedRequest, ask
 
-#: Headers of one connection (RFC 9110, section 7.6.1), and those that each side writes for itself.
-_OWN: Final = frozenset(
-    (
-        *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding", "upgrade"),
-        *("host", "content-length", "authorization", "date", "server"),
-    )
-)
+#: Members that the core reads; the others are the call's `unclaimed`.
+_READ: Final = frozenset({"model", "stream", "cache_salt", "request_id"})
+_EVENTS: Final = b"text/event-stream"
+#: Empty lines at the end of an event.
+_EVENT_ENDS: Final = (b"\n\n", b"\r\n\r\n", b"\r\r")
+
+_members = msgspec.json.Decoder(dict[str, Raw])
+_text = msgspec.json.Decoder(str | None)
+_encoder = msgspec.json.Encoder()
+
+
+class Reader(Protocol):
+    """Reads along while an answer passes, for `call_settled`."""
+
+    def see(self, data: bytes) -> None:
+        """The next bytes of an answer with a status below 400; must cost next to nothing."""
+        ...
+
+    def settle(self, call: Call, outcome: Outcome) -> None:
+        """The answer is complete: note in `outcome` what was learned."""
+        ...
 
 
 class Relay:
-    """Relays requests. The worker's own `Authorization` goes with them, never the client's."""
+    """Relays requests whose body is a JSON object. The worker's own `Authorization` goes with them, never the client's.
+
+    `stall_timeout`, in seconds: a client that reads nothing for so long loses its call.
+    """
 
     def __init__(self, path: Path, *, stall_timeout: float) -> None:
         self._path = path
         self._stall_timeout = stall_timeout
 
-    async def __call__(self, exchange: Exchange, call: Call, body: bytes) -> None:
-        """Relay one request as `call`, with `body` in the place of its own, to the same path of a worker.
+    async def __call__(self, exchange: Exchange, reader: Reader | None = None) -> None:
+        """Relay one request to the same path of a worker, and write its answer.
+
+        A worker that is lost before its first byte is replaced by another one. One that is lost later can't be: events then end with one
+        that has the error in vLLM's form, and every answer ends without its end, so that its client knows.
 
         Cancellation: the worker's connection is closed at once.
-        Raises: `WorkerLost` when the worker is lost in the middle of its answer: only an end that isn't one tells the client so.
+        Raises: `BadRequest` for a body that is no JSON object; nothing once the call has begun.
         """
+        call, body = parse_relayed(exchange.request.body, exchange.request.headers)
+        request = _request(exchange, call)
+
+        def ask_worker(worker: Worker, data: bytes):  # noqa: ANN202
+            assert worker.http is not None  # it wouldn't be eligible
+            return ask(worker.http, request, data)
+
         async with answering(self._path, call, exchange.receive, exchange.send, stall_timeout=self._stall_timeout) as (outcome, client):
-            started = False
+            reply: _Reply | None = None
             try:
-                async with self._path.relayed(call, outcome, lambda worker: _ask(worker, exchange.request, body)) as response:
-                    client.release = lambda: close_connection(response)
-                    started = True
-                    await _pass_on(response, client, reply_headers(call, outcome))
-                outcome.kind = "ok" if response.status_code < HTTPStatus.BAD_REQUEST else "refused"
-                outcome.status = response.status_code
+                async with self._path.relayed(call, outcome, body, ask_worker) as answer:
+                    client.release = answer.release
+                    reply = _Reply(client, answer, reply_headers(call, outcome), exchange.http_version)
+                    await reply.write_all(reader if answer.status < HTTPStatus.BAD_REQUEST else None)
+                outcome.kind, outcome.status = _kind(answer.status), answer.status
+                if reader and outcome.kind == "ok":
+                    reader.settle(call, outcome)
             except CallError as error:
                 self._path.fail(call, outcome, error)
-                if started:
-                    raise
-                await send_error(client.send, error, reply_headers(call, outcome))
+                if reply is None:
+                    await send_error(client.send, error, reply_headers(call, outcome))
+                else:
+                    await reply.break_off(error)
 
 
-async def _ask(worker: Worker, request: HTTPRequest, body: bytes) -> httpx.Response:
-    assert worker.http is not None
-    headers = {name: value for name, value in request.headers.items() if name not in _OWN}
-    asked = worker.http.build_request(request.method, request.path, params=request.query or None, headers=headers, content=body)
-    return await worker.http.send(asked, stream=True)
+def parse_relayed(data: bytes, headers: Mapping[str, str]) -> tuple[Call, RelayedBody]:
+    """The call that a body asks for, of which only the top level is read, and the body to send on.
+
+    `x-request-id` wins over the body's `request_id`.
+
+    Raises: `BadRequest`.
+    """
+    with refusing(""):
+        members = _members.decode(data)
+    model, cache_salt = _string(members, "model"), _string(members, "cache_salt")
+    call = Call(
+        id=call_id(headers, _string(members, "request_id")),
+        token_ids=[],
+        sampling=SamplingParams(),
+        model=model,
+        stream=members.get("stream") == _TRUE,
+        cache_salt=cache_salt,
+        session_id=headers.get("x-session-id", ""),
+        relayed=True,
+        headers=headers,
+        unclaimed={key: raw for key, raw in members.items() if key not in _READ},
+    )
+    return call, RelayedBody(data, members, model, cache_salt)
 
 
-async def _pass_on(response: httpx.Response, client: Client, headers: Mapping[str, str]) -> None:
-    kept = {name: value for name, value in response.headers.items() if name not in _OWN}
-    await client.send({"type": "http.response.start", "status": response.status_code, "headers": encode_headers({**kept, **headers})})
-    try:
-        async for data in response.aiter_raw():
-            await client.send({"type": "http.response.body", "body": data, "more_body": True})
-    except httpx.TransportError as error:
-        raise WorkerLost(f"the worker's HTTP server was lost in its answer: {error}") from error
-    await client.send({"type": "http.response.body", "body": b"", "more_body": False})
+_TRUE: Final = Raw(b"true")
+
+
+def _string(members: Mapping[str, Raw], key: str) -> str:
+    if (raw := members.get(key)) is None:
+        return ""
+    with refusing(key):
+        return _text.decode(raw) or ""
+
+
+def _request(exchange: Exchange, call: Call) -> RelayedRequest:
+    request = exchange.request
+    # The worker gets the call's id whoever gave it, so that its log and its reply have the same.
+    headers = {**request.headers, "x-request-id": call.id}
+    return RelayedRequest(
+        request.method,
+        request.path.encode() + (b"?" + exchange.query_string if exchange.query_string else b""),
+        [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()],
+    )
+
+
+def _kind(status: int) -> Any:
+    if status < HTTPStatus.BAD_REQUEST:
+        return "ok"
+    return "refused" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "failed"
+
+
+class _Reply:
+    """A worker's answer on its way to the client, with headers of ours in the place of the worker's."""
+
+    def __init__(self, client: Client, answer: Answer, headers: Mapping[str, str], http_version: str) -> None:
+        self._client = client
+        self._answer = answer
+        self._headers = headers
+        self._http_version = http_version
+        self._end = b""
+
+    async def write_all(self, reader: Reader | None) -> None:
+        """Write the answer as it comes. Raises: `WorkerLost`."""
+        kept = [(name, value) for name, value in self._answer.headers if name.decode("latin-1") not in self._headers]
+        head = kept + encode_headers(self._headers)
+        await self._client.send({"type": "http.response.start", "status": self._answer.status, "headers": head})
+        while data := await self._answer.receive():
+            if reader:
+                reader.see(data)
+            self._end = (self._end + data)[-4:]
+            await self._client.send({"type": "http.response.body", "body": data, "more_body": True})
+        await self._client.send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def break_off(self, error: CallError) -> None:
+        """End what can't be ended well. The last event is not added to half of another one."""
+        if self._is_events and (not self._end or self._end.endswith(_EVENT_ENDS)):
+            event = b"data: " + _encoder.encode(error.body) + b"\n\n"
+            await self._client.send({"type": "http.response.body", "body": event, "more_body": True})
+        # A handler that returns before the end of its response is how an ASGI server learns that there is none: it closes the connection.
+        # Of HTTP/2 streams hypercorn 0.18 would let the client wait for ever.
+        if self._http_version == "2":
+            await self._client.send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    @property
+    def _is_events(self) -> bool:
+        headers = dict(self._answer.headers)
+        return headers.get(b"content-type", b"").startswith(_EVENTS) and b"content-encoding" not in headers

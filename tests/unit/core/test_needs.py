@@ -114,6 +114,7 @@ OURS = {
     "reply_headers",
     "created",
     "started",
+    "relayed",
     "data_parallel_rank",  # metadata, see test_grpc_lane
 }
 
