@@ -10,6 +10,11 @@ from plugins.stand_in.over_http.errors import Malformed, empty_response, error_b
 
 #: A larger body is refused (vLLM 0.33, `VLLM_HTTP_MAX_REQUEST_BODY_SIZE`).
 MAX_BODY_BYTES = 32 * 1024 * 1024
+#: vLLM's routes that take or give text. A client's first call may be one of these, and should learn why nothing answers.
+_TEXT_ROUTES = (
+    *("/v1/chat/completions", "/v1/chat/completions/render", "/v1/completions", "/v1/responses", "/v1/embeddings"),
+    *("/tokenize", "/detokenize"),
+)
 
 
 def create_app(engine: Engine) -> Quart:
@@ -40,5 +45,15 @@ def create_app(engine: Engine) -> Quart:
     async def not_in_rust() -> Response:
         message = "abort_requests is not supported here, as in vllm-rs 0.33.0: use /abort_requests"
         return json_response(error_body(message, "NotImplementedError", 501), 501)
+
+    async def no_text() -> Response:
+        message = (
+            f"the stand-in has no model and answers in tokens only: use /inference/v1/generate, or put a vLLM server's `http` "
+            f"into headrace.toml for {request.path}"
+        )
+        return json_response(error_body(message, "NotImplementedError", 501), 501)
+
+    for path in _TEXT_ROUTES:
+        app.add_url_rule(path, path, no_text, methods=["POST"])
 
     return app
