@@ -57,9 +57,12 @@ class Inference:
     async def _begin(self, stream: _Stream) -> tuple[pb.GenerateRequest, AsyncGenerator[Event, None]]:
         request = await stream.recv_message()
         assert request is not None
-        _check_rank(stream)
-        call = to_call(request, self._engine.options, self._engine.adapters)
-        return request, self._engine.run(self._engine.admit(call))
+        rank = _rank(stream)
+        plan = self._engine.admit(to_call(request, self._engine.options, self._engine.adapters))
+        # A rank that is none is refused before everything else, one that isn't there only by who would hand the call to it.
+        if rank:
+            raise invalid(f"data parallel rank {rank} is not connected; connected ranks: [0]")
+        return request, self._engine.run(plan)
 
 
 def _add(response: pb.GenerateResponse, event: Event, options: pb.ResponseOptions) -> None:
@@ -69,11 +72,8 @@ def _add(response: pb.GenerateResponse, event: Event, options: pb.ResponseOption
         add_step(response, event, options, text=options.output_text if options.HasField("output_text") else True)
 
 
-def _check_rank(stream: _Stream) -> None:
-    value = (stream.metadata or {}).get(RANK)
-    if value is None:
-        return
+def _rank(stream: _Stream) -> int:
+    value = (stream.metadata or {}).get(RANK, "0")
     if not (isinstance(value, str) and value.strip().isdigit() and int(value) < 2**32):
         raise invalid(f"{RANK} must be an unsigned 32-bit integer")
-    if int(value) != 0:
-        raise invalid(f"data parallel rank {int(value)} is not connected; connected ranks: [0]")
+    return int(value)
