@@ -7,6 +7,7 @@ own token first, `usage`, sessions, the worker's words for an over-long prompt);
 from typing import Literal
 
 from core import Call, GenerateReply, HTTPReply, HTTPRequest, PluginSettings, Proxy, Routes, hookimpl
+from plugins.prime_rl.bridged import BridgedTurns
 from plugins.prime_rl.finite import check_finite
 from plugins.prime_rl.sessions import session_of
 from plugins.prime_rl.unknown_keys import UnknownKeys
@@ -32,6 +33,7 @@ class PrimeRL:
         self._unknown_keys = settings.unknown_sampling_keys
         self._finite = settings.finite_logprobs
         self._ignored = UnknownKeys()
+        self._bridged = BridgedTurns()
 
     @hookimpl
     def register_routes(self, routes: Routes, proxy: Proxy) -> None:
@@ -43,11 +45,13 @@ class PrimeRL:
 
         routes.add("POST", "/finish_session", finish_session)
 
-    @hookimpl(trylast=True)  # after every plugin that claims a key
+    @hookimpl(trylast=True)  # after every plugin that claims a key, or wants routed experts
     def receive_call(self, call: Call) -> None:
         """See `core.hookspecs`."""
         if call.unclaimed_sampling and (self._unknown_keys == "ignore" or (self._unknown_keys == "in-sessions" and call.session_id)):
             self._ignored.take(call)
+        if call.sampling.routed_experts_prompt_start is not None and call.session_id:
+            self._bridged.take(call)
 
     @hookimpl
     def lift_result(self, call: Call, result: GenerateReply) -> None:

@@ -7,6 +7,7 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
+from core import OVER_HTTP
 from core.call import Call
 from core.errors import CallError
 from core.hookspecs import hookimpl
@@ -19,6 +20,9 @@ from core.settings import Settings as HeadraceSettings
 from plugins.cache_salt import CacheSalt
 from plugins.cache_salt import Settings as SaltSettings
 from plugins.prime_rl import PrimeRL, Settings, unknown_keys
+from plugins.prime_rl import bridged as bridged_module
+from plugins.routed_experts import RoutedExperts
+from plugins.routed_experts import Settings as RoutedSettings
 from plugins.routing_round_robin import RoundRobin
 from tests.unit.core.lanes import ScriptedLane, output
 from tests.unit.core.rig import Browser, Rig, make_worker
@@ -113,6 +117,44 @@ async def test_the_salt_among_the_sampling_parameters_is_not_one_of_the_ignored_
     rig, lane = rig_of(output(7, finish="stop"), plugins=[prime(), CacheSalt(SaltSettings())])
     await Browser(body(cache_salt="3", junk=1), SESSION).ask(rig)
     assert lane.requests[0].kv.cache_salt == "3"
+
+
+# --- bridged turns ---------------------------------------------------------------------------------------------------------------
+
+
+def bridged(headers=SESSION, also=(), **fields) -> Call:
+    """A call with an offset after the plugins have seen it, `also` among them."""
+    call = parse_call(msgspec.json.encode({**body(routed_experts_prompt_start=2), **fields}), headers)
+    registry = Registry([Loaded("round-robin", RoundRobin()), Loaded("prime-rl", prime()), *also], ["round-robin"])
+    registry.call("receive_call", call=call)
+    return call
+
+
+def test_the_offset_of_a_bridged_turn_is_no_wish_for_routed_experts():
+    call = bridged()
+    assert (call.sampling.routed_experts_prompt_start, call.needs) == (None, set())
+
+
+def test_without_a_session_the_offset_stays_what_it_is():
+    call = bridged(headers={})
+    assert call.sampling.routed_experts_prompt_start == 2
+    assert call.needs == {"sampling_params.routed_experts_prompt_start"}
+
+
+@pytest.mark.parametrize(("always", "fields"), [(True, {}), (False, {"return_routed_experts": True})])
+def test_where_routed_experts_are_asked_for_the_offset_is_kept(always, fields):
+    call = bridged(also=[Loaded("routed-experts", RoutedExperts(RoutedSettings(always=always)))], **fields)
+    assert call.sampling.routed_experts_prompt_start == 2
+    assert OVER_HTTP in call.needs
+
+
+def test_that_the_offset_is_ignored_is_logged_once(monkeypatch):
+    with capture_logs() as events:
+        monkeypatch.setattr(bridged_module, "log", structlog.stdlib.get_logger())
+        plugin = prime()
+        for _ in range(2):
+            plugin.receive_call(parse_call(msgspec.json.encode(body(routed_experts_prompt_start=2)), SESSION))
+    assert [event["key"] for event in events] == ["routed_experts_prompt_start"]
 
 
 # --- finite logprobs -------------------------------------------------------------------------------------------------------------
