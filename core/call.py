@@ -123,10 +123,10 @@ class Identity(Struct, frozen=True):
 
 
 class Call(Struct, kw_only=True):
-    """A generate call. Plugins edit it in `receive_call` and `identify_call`; later hooks only read it.
+    """A generate call. Plugins edit it in `receive_call`, `prepare_call` and `identify_call`; later hooks only read it.
 
     `unclaimed` and `unclaimed_sampling` hold the keys of the body and of its `sampling_params` that the core does not know. A plugin
-    that honours one pops it; what is left after `receive_call` is refused with a 400, because nothing is silently dropped.
+    that honours one pops it; what is left after `prepare_call` is refused with a 400, because nothing is silently dropped.
     """
 
     id: str
@@ -158,6 +158,8 @@ class Call(Struct, kw_only=True):
     identity: Identity = Identity()
     #: Names of what the call needs from a wire beyond the plain fields; see `core.wire.needs`.
     needs: set[str] = field(default_factory=set[str])
+    #: What a plugin keeps for its own later hooks, under the plugin's name.
+    notes: dict[str, Any] = field(default_factory=dict[str, Any])
     #: Response headers that plugins add.
     reply_headers: dict[str, str] = field(default_factory=dict[str, str])
     #: Unix time of arrival, in seconds, and the monotonic clock's reading of the same moment.

@@ -57,11 +57,30 @@ class HookSpecs:
         """
 
     @hookspec
+    def prepare_call(self, call: "Call") -> "Awaitable[None] | None":
+        """Finish what `receive_call` began, when that takes long: work for a thread, a look-up elsewhere.
+
+        Runs once per call, after every `receive_call`, one plugin after the other, before what is unclaimed is refused; async: returns an
+        awaitable, which the core awaits, or `None` for a call with nothing to wait for. A call may wait here for as long as the plugin
+        likes, and no other call waits with it. May change everything on `call`. It is cancelled when the client goes.
+
+        Raises: `CallError` to refuse the call.
+
+        Example: prompts that the client stores elsewhere.
+
+            @hookimpl
+            def prepare_call(self, call: Call) -> Awaitable[None] | None:
+                if "prompt_uri" not in call.unclaimed:
+                    return None
+                return self.fetch_prompt(call)
+        """
+
+    @hookspec
     def identify_call(self, call: "Call") -> None:
         """Say what makes this call share KV blocks with others.
 
-        Runs once per call, after every `receive_call`. Replaces `call.identity` (`msgspec.structs.replace`) and nothing else; the core
-        has put the salt into `namespace` and the adapter into `adapter`.
+        Runs once per call, after every `receive_call` and `prepare_call`. Replaces `call.identity` (`msgspec.structs.replace`) and nothing
+        else; the core has put the salt into `namespace` and the adapter into `adapter`.
 
         Raises: `CallError`.
 

@@ -70,7 +70,7 @@ class Path:
         Cancellation: the call is cancelled on its worker at once.
         Raises: `CallError`.
         """
-        self._receive(call)
+        await self._receive(call)
         tried: dict[Worker, str] = {}
         while True:
             place = await self._place(call, tried, outcome)
@@ -95,7 +95,7 @@ class Path:
         Cancellation, and leaving early: the call is cancelled on its worker at once.
         Raises: `CallError`, on entry or from `receive`.
         """
-        self._receive(call)
+        await self._receive(call)
         tried: dict[Worker, str] = {}
         started = False
         while True:
@@ -125,7 +125,7 @@ class Path:
         Cancellation, and leaving early: the connection is closed, which cancels the call on the worker.
         Raises: `CallError`, on entry or from `Answer.receive`.
         """
-        self._receive(call)
+        await self._receive(call)
         tried: dict[Worker, str] = {}
         started = False
         while True:
@@ -152,8 +152,9 @@ class Path:
                     raise
                 self._lost(worker, tried, lost)
 
-    def _receive(self, call: Call) -> None:
+    async def _receive(self, call: Call) -> None:
         self._registry.call("receive_call", call=call)
+        await self._registry.prepare_call(call)
         if not call.relayed:
             for key in call.unclaimed:
                 raise _unknown(key, key, BODY_KEYS)

@@ -21,6 +21,7 @@ from core.hookspecs import HOOKS, PROJECT, Choice, HookSpecs
 from core.settings import PluginSettings, PluginsSettings, Settings, SettingsError, convert_settings, nearest
 
 if TYPE_CHECKING:
+    from core.call import Call
     from core.fleet.worker import Worker
 
 log = structlog.stdlib.get_logger()
@@ -75,6 +76,7 @@ class Registry:
         callers = {name: getattr(manager.hook, name) for name in HOOKS if self._implementations(name)}
         callers["choose_worker"] = manager.subset_hook_caller("choose_worker", idle)
         self._callers = callers
+        self._preparing = [(p.name, self._alone("prepare_call", p)) for p in self._implementing("prepare_call")]
         self._notices = {hook: [(p.name, self._alone(hook, p)) for p in self._implementing(hook)] for hook in _NOTICES}
 
     def call(self, hook: str, **arguments: Any) -> Any:
@@ -99,6 +101,21 @@ class Registry:
                 caller(**arguments)
             except Exception as error:
                 log.exception("plugin.failed", plugin=name, hook=hook, error=type(error).__name__)
+
+    async def prepare_call(self, call: "Call") -> None:
+        """`prepare_call` of each plugin in turn.
+
+        Cancellation: that of the plugin that is waited for.
+        Raises: as `call` does.
+        """
+        for name, caller in self._preparing:
+            try:
+                for awaitable in caller(call=call):
+                    await awaitable
+            except CallError:
+                raise
+            except Exception as error:
+                raise PluginFault(name, "prepare_call", error) from error
 
     async def prepare(self, worker: "Worker") -> None:
         """`prepare_worker` of each plugin in turn. Raises: `PluginFault`, whose cause is what the plugin raised."""

@@ -98,7 +98,8 @@ def lift_from_http(call: Call, data: bytes | str, index: int) -> Output:
     whole = None if call.stream else len(choice.token_ids)
     return Output(
         choice=choice,
-        prompt_tokens=usage.prompt_tokens if usage else len(call.token_ids),
+        # The ids that came back are more than those that were sent when a medium was expanded into its placeholders.
+        prompt_tokens=usage.prompt_tokens if usage else len(answer.prompt_token_ids or call.token_ids),
         cached_tokens=details.cached_tokens if details else None,
         completion_tokens=usage.completion_tokens if usage else whole,
         prompt_logprobs=_own_token_first(answer.prompt_logprobs, call.token_ids),

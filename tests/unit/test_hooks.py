@@ -7,6 +7,7 @@ import ast
 import inspect
 import re
 import textwrap
+from collections.abc import Awaitable
 
 import pytest
 import trio
@@ -16,6 +17,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from core import proxy as proxy_module
 from core.call import Call, Identity, Outcome
+from core.errors import CallError
 from core.fleet.fleet import Fleet
 from core.fleet.worker import Worker
 from core.hookspecs import HOOKS, Choice, HookSpecs, hookimpl
@@ -49,6 +51,69 @@ async def test_hook_receive_call():
     [(call, identity)] = calls
     assert (call.id, call.token_ids, identity) == ("r1", [1, 2, 3], Identity())
     assert lane.requests[0].kv.cache_salt == "v8"
+
+
+async def test_hook_prepare_call():
+    steps = []
+
+    class Plugin:
+        @hookimpl
+        def receive_call(self, call: Call) -> None:
+            steps.append("received")
+
+        @hookimpl
+        def prepare_call(self, call: Call) -> Awaitable[None] | None:
+            return self.fetch(call) if "prompt_uri" in call.unclaimed else None
+
+        @hookimpl
+        def identify_call(self, call: Call) -> None:
+            steps.append("identified")
+
+        async def fetch(self, call: Call) -> None:
+            await trio.lowlevel.checkpoint()
+            steps.append("prepared")
+            del call.unclaimed["prompt_uri"]
+            call.token_ids = [5, 6]
+
+    lane = ScriptedLane([output(7, finish="stop")])
+    rig = Rig(make_worker("a", lane), plugins=[Plugin()])
+    await Browser({**BODY, "prompt_uri": "store://1"}).ask(rig)
+    await Browser(BODY).ask(rig)
+    assert steps == ["received", "prepared", "identified", "received", "identified"]
+    assert [list(request.token_ids.ids) for request in lane.requests] == [[5, 6], [1, 2, 3]]
+
+
+async def test_hook_prepare_call_refuses_a_call_and_its_fault_is_named():
+    class Plugin:
+        @hookimpl
+        async def prepare_call(self, call: Call) -> None:
+            raise CallError(413, "too long") if call.cache_salt else LookupError("lost")
+
+    rig = Rig(make_worker("a", ScriptedLane()), plugins=[Plugin()])
+    assert (await Browser(BODY).ask(rig)).status == 413
+    browser = await Browser({"token_ids": [1], "sampling_params": {}}).ask(rig)
+    assert (browser.status, browser.json["error"]["message"]) == (500, "plugin 'p0' failed in prepare_call: LookupError")
+
+
+async def test_hook_prepare_call_is_cancelled_when_the_client_goes():
+    ended = trio.Event()
+
+    class Plugin:
+        @hookimpl
+        async def prepare_call(self, call: Call) -> None:
+            try:
+                await trio.sleep_forever()
+            finally:
+                ended.set()
+
+    rig = Rig(make_worker("a", ScriptedLane()), plugins=[Plugin()])
+    browser = Browser(BODY)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(browser.ask, rig)
+        await wait_all_tasks_blocked()
+        browser.gone.set()
+        await ended.wait()
+    assert rig.outcome.kind == "client-gone"
 
 
 async def test_hook_identify_call():

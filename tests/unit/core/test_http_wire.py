@@ -153,6 +153,11 @@ def test_what_only_http_carries_is_kept():
     assert (output.prompt_token_id_logprobs, output.kv_transfer_params, output.metrics) == ("k05V", {"port": 5600}, {"a": 1})
 
 
+def test_a_prompt_that_was_expanded_counts_as_it_came_back():
+    data = msgspec.json.encode({"choices": [{"index": 0, "token_ids": [7]}], "prompt_token_ids": [1, 2, 2, 2, 3]})
+    assert lift_from_http(make_call(), data, 0).prompt_tokens == 5
+
+
 def test_an_engine_error_inside_a_200_is_the_status_that_grpc_tells():
     with pytest.raises(CallError) as raised:
         lift_from_http(make_call(), b'{"choices":[{"token_ids":[7],"finish_reason":"error"}]}', 0)

@@ -111,6 +111,7 @@ OURS = {
     "unclaimed_sampling",
     "identity",
     "needs",
+    "notes",
     "reply_headers",
     "created",
     "started",
