@@ -49,6 +49,8 @@ class RoutedExperts:
     @hookimpl
     def receive_call(self, call: Call) -> None:
         """See `core.hookspecs`."""
+        if call.relayed:  # its answer isn't looked into
+            return
         asked = self._settings.always
         if call.unclaimed and (raw := call.unclaimed.pop(_KEY, None)) is not None:
             asked = _flag(raw) or asked
