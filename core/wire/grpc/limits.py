@@ -15,6 +15,9 @@ class ChannelLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     #: Open calls on one connection before another connection is opened. Opening a stream costs time in proportion to
     #: the streams already open (h2 counts them each time), and what kills a connection kills its calls.
     streams_per_connection: int = 100
+    #: Calls, over its whole life, after which a connection gives way to a new one: h2 remembers every stream that has been,
+    #: up to 65,536 of them.
+    calls_per_connection: int = 8192
     #: Connections to the worker. When all are full, calls go on top, as far as the worker allows, and then wait.
     max_connections: int = 32
     #: The largest message, each way. A reply over it ends its call with RESOURCE_EXHAUSTED.

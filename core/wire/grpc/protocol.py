@@ -42,7 +42,6 @@ from core.wire.grpc.messages import PREFIX, BadMessage, MessageReader
 from core.wire.grpc.resets import ResetBudget
 from core.wire.grpc.setup import MAX_FRAME, new_h2
 
-_LAST_STREAM_ID = 2**31 - 1
 
 # https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md#errors
 _OF_RESET = {
@@ -106,7 +105,7 @@ class ClientProtocol:
     @property
     def takes_streams(self) -> bool:
         """Whether a stream could be opened, apart from `max_streams`."""
-        return self._going is None and not self._broken and not self._resets.strained and self._highest < _LAST_STREAM_ID - 2
+        return self._going is None and not self._broken and not self._resets.strained and not self._used_up
 
     @property
     def strained(self) -> bool:
@@ -116,7 +115,11 @@ class ClientProtocol:
     @property
     def going_away(self) -> bool:
         """Whether there will never be another stream here."""
-        return self._going is not None or self._broken or self._highest >= _LAST_STREAM_ID - 2
+        return self._going is not None or self._broken or self._used_up
+
+    @property
+    def _used_up(self) -> bool:
+        return self._highest >= 2 * self._limits.calls_per_connection - 1  # a client's streams have odd numbers
 
     @property
     def highest_stream_id(self) -> int:

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 import trio
-from h2.events import RequestReceived
+from h2.events import ConnectionTerminated, RequestReceived
 from h2.settings import SettingCodes
 from trio.testing import wait_all_tasks_blocked
 
@@ -25,6 +25,21 @@ async def test_another_connection_is_opened_when_one_is_full(nursery):
             await peer.read()
         assert sorted(len(peer.seen(RequestReceived)) for peer in peers) == [1, 2, 2]
         assert len(network.attempts) == 3
+
+
+async def test_a_connection_that_has_carried_enough_calls_gives_way_to_a_new_one(nursery):
+    network = Network()
+    async with channel_to(network, calls_per_connection=2) as channel:
+        for _ in range(3):
+            for _ in range(2):
+                call(nursery, channel)
+            peer = await network.accept()
+            for _ in range(2):
+                await peer.reply(await peer.request(), b"")
+            await wait_all_tasks_blocked()
+            await peer.read()
+            assert peer.seen(ConnectionTerminated)
+        assert (channel.calls, channel.connections) == (0, 0)
 
 
 async def test_a_call_goes_to_the_least_loaded_connection(nursery):
