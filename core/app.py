@@ -6,15 +6,13 @@ Nothing is read and nothing starts at import. At startup the settings come from 
 
 from contextlib import AbstractAsyncContextManager
 
+from core.proxy import open_asgi
 from core.serving.application import Application
 from core.serving.asgi import ASGIApp
+from core.settings import load_settings
 
 
 def _open() -> AbstractAsyncContextManager[ASGIApp]:
-    # Imported at startup, so that whoever only looks for `app` does not load the whole proxy.
-    from core.proxy import open_asgi
-    from core.settings import load_settings
-
     return open_asgi(load_settings())
 
 
