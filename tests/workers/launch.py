@@ -43,7 +43,8 @@ def stand_in(**options: Any) -> Iterator[RunningWorker]:
     options = {"model": _MODEL, "max_model_len": tiny_model.MAX_MODEL_LEN, "vocab_size": tiny_model.VOCAB_SIZE} | options
     with _folder("stand-in") as folder:
         log = folder / "server.log"
-        command = Command([sys.executable, "-m", "plugins.stand_in", *flags_of(options)], log, {"PYTHONPATH": str(_PROJECT)})
+        environment = _SERVER_ENVIRONMENT | {"PYTHONPATH": str(_PROJECT)}
+        command = Command([sys.executable, "-m", "plugins.stand_in", *flags_of(options)], log, environment)
         with Processes([command]) as processes:
             processes.wait_until(lambda: _announcement(log) is not None, timeout=20)
             ports = _announcement(log) or {}
@@ -134,7 +135,7 @@ def engine(
         variables |= {"PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}", "VLLM_RS_PYTHON": str(binaries / "python")}
         variables |= {"VLLM_CACHE_ROOT": str(cache.root() / "vllm-cache"), "VLLM_CONFIG_ROOT": str(folder)}
         arguments = ["--dtype", "float32", "--max-model-len", str(tiny_model.MAX_MODEL_LEN), "--enforce-eager"]
-        arguments += ["--enable-lora", "--max-lora-rank", "8"] if lora else []
+        arguments += ["--enable-lora", "--max-loras", "2", "--max-lora-rank", "8"] if lora else []
 
         def commands(http_port: int, grpc_port: int, _: int) -> list[Command]:
             serve = [*_serve(binaries / "vllm-rs", model, http_port, grpc_port, served_model_names), "--enable-scale-out"]

@@ -80,6 +80,11 @@ class Processes:
                 raise StartFailed(f"not ready after {timeout:.0f} s\n{self._tails()}")
             time.sleep(0.05)
 
+    def exit_statuses(self) -> dict[int, int]:
+        """The exit statuses of those that have ended, by the number of their command; minus the signal for those it ended."""
+        self._read_reports()
+        return self.exited
+
     @property
     def supervisor_pid(self) -> int:
         """The process between us and `pids`."""

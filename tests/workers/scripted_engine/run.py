@@ -140,6 +140,8 @@ class Run:
             output.finish = Finish.LENGTH
         if output.finish is not None:
             output.kv_transfer_params = self._transfer_params()
+            # An encoder cache's connector answers with what it was told.
+            output.ec_transfer_params = (self.request.sampling.extra_args or {}).get("ec_transfer_params")
 
     def _token_ids_of(self, output: Output, count: int) -> Sequence[int]:
         return output.token_ids if isinstance(output.token_ids, list) else self.token_ids(count)

@@ -24,6 +24,8 @@ class Settings:
     #: name of the weight-transfer backend, or nothing for an engine without weight transfer
     weight_transfer: str = "nccl"
     sleep: bool = True
+    #: where it says that it publishes KV events, or nothing for an engine that publishes none; it never does
+    kv_events: str = ""
     #: as `--enable-return-routed-experts`: rows for every request
     routed_experts: bool = False
     #: the least time between two outputs of one request
@@ -60,9 +62,15 @@ class Settings:
             "max_loras": self.max_loras if self.lora else 0,
             "kv_cache_size_tokens": self.num_blocks * self.block_size,
             "kv_cache_max_concurrency": self.num_blocks * self.block_size / self.max_model_len,
-            "kv_events_config": None,
+            "kv_events_config": self._kv_events_config(),
             "weight_transfer_backend": self.weight_transfer or None,
             "enable_sleep_mode": self.sleep,
             "supports_draft_weight_updates": False,
             "effective_attention_block_size": self.block_size,
         }
+
+    def _kv_events_config(self) -> dict[str, Any] | None:
+        if not self.kv_events:
+            return None
+        where = {"publisher": "zmq", "endpoint": self.kv_events, "replay_endpoint": f"{self.kv_events}0", "topic": "kv"}
+        return {"enable_kv_cache_events": True, **where, "buffer_steps": 1000, "hwm": 2000, "max_queue_size": 3000}
