@@ -34,8 +34,8 @@ class Adapters:
     async def load(self, name: str, source: Source, *, base: str | None, in_place: bool, reload: bool) -> None:
         """Load an adapter everywhere; calls that are received after it has returned get these weights, on any worker.
 
-        A source that is loaded already is left as it is, but for workers that lack it, unless `reload` says otherwise. Another source
-        needs `in_place`. When a worker fails, every other one unloads it again, and the version before stays current.
+        A source that is loaded already is left as it is, but for workers that lack it; where nobody can tell, `reload` decides. Another
+        source needs `in_place`. When a worker fails, every other one unloads it again, and the version before stays current.
 
         Cancellation: the workers that were asked may have loaded it; their next preparation finds it.
         Raises: `BadRequest`, `NotFound` when a worker doesn't see the files, `NoWorker`, `CallError` (500) for anything else.
@@ -44,7 +44,7 @@ class Adapters:
             model = self._base(name, base)
             workers = self._workers_of(model)
             current = self.versions.current.get(name)
-            if current and not reload and current.base == model and current.source == source:
+            if current and current.base == model and _is_there(current.source, source, reload=reload):
                 await self._load(current, workers - current.holders, otherwise="The other workers have it")
                 return
             if current and not in_place:
@@ -220,6 +220,11 @@ class Adapters:
 
     def _too_slow(self) -> WorkerFailed:
         return WorkerFailed(f"no answer within {self._deadline:g} s (plugins.lora.deadline)")
+
+
+def _is_there(loaded: Source, source: Source, *, reload: bool) -> bool:
+    same = loaded.same_as(source)
+    return not reload if same is None else same
 
 
 def _takes_adapters(worker: Worker) -> bool:

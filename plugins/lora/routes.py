@@ -92,8 +92,8 @@ class AdapterRoutes:
     async def _load(self, body: LoadBody, *, in_place: bool) -> None:
         check_name(body.lora_name)
         source = await self._paths.source(body.lora_path, is_3d=bool(body.is_3d_lora_weight))
-        # Who writes new weights to an old place says load_inplace; where headrace doesn't see the files, it takes that word.
-        reload = bool(body.load_inplace) and source.files is None
+        # Who writes new weights to an old place says load_inplace; where headrace can't see what they are, that counts.
+        reload = bool(body.load_inplace)
 
         async def load() -> None:
             await self._adapters.load(body.lora_name, source, base=body.base_model, in_place=in_place, reload=reload)

@@ -18,16 +18,22 @@ _CONFIG: Final = "adapter_config.json"
 
 
 class Source(Struct, frozen=True):
-    """What was loaded. Equal sources have equal weights, as far as anybody can see.
+    """What was loaded: a folder, or a hub id.
 
-    `path` is a folder, or a hub id. `files` are the adapter's files with size and time of the last change (ns), so that a folder that was
-    written anew is another source; `None` when nobody looked.
+    `files` are the adapter's files with size and time of the last change (ns), so that a folder that was written anew is another source;
+    `None` when nobody looked.
     """
 
     path: str
     #: 3-D weights for the experts of an MoE model (vLLM's `is_3d_lora_weight`).
     is_3d: bool = False
     files: tuple[tuple[str, int, int], ...] | None = None
+
+    def same_as(self, other: "Source") -> bool | None:
+        """Whether both have the same weights; `None` when it's the same place, and nobody knows what lay there then or lies there now."""
+        if (self.path, self.is_3d) != (other.path, other.is_3d):
+            return False
+        return None if self.files is None or other.files is None else self.files == other.files
 
 
 class Paths:
