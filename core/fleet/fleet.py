@@ -56,12 +56,15 @@ class Fleet:
             del self.workers[worker.id]
 
     async def _watch(self, worker: Worker, connection: Connection) -> None:
-        failures = 0
+        failures = certain = 0
         while True:
             failure = await self._look(worker, connection)
             failures = failures + 1 if failure else 0
+            certain = certain + 1 if failure and failure.certain else 0
             if failure and (failure.certain or failures >= self._probe.failures or worker.state in _ABSENT):
                 self._set(worker, "starting" if worker.state == "starting" else "gone", str(failure))
+            if certain > 1:  # once may be a hiccup, and calls are dear
+                worker.lose_calls()
             with trio.move_on_after(self._probe.interval):
                 await worker.suspected()
 

@@ -8,6 +8,7 @@ import httpx
 import trio
 from msgspec import Struct
 
+from core.errors import WorkerLost
 from core.settings import WorkerSettings
 from core.wire.generated.vllm import ControlStub
 from core.wire.lane import Lane
@@ -65,8 +66,7 @@ class Worker:
         self.http: httpx.AsyncClient | None = None
         #: Unix time, in seconds, at which it was last introduced.
         self.introduced_at = 0.0
-        #: Calls that are on this worker now.
-        self.in_flight = 0
+        self._calls: set[trio.CancelScope] = set()
         self._suspected = trio.Event()
 
     def __repr__(self) -> str:
@@ -86,14 +86,31 @@ class Worker:
         """The first lane that serves all the needs."""
         return next((lane for lane in self.lanes if needs <= lane.can), None)
 
+    @property
+    def in_flight(self) -> int:
+        """Calls that are on this worker now."""
+        return len(self._calls)
+
     @contextmanager
     def serving(self) -> Generator[None, None, None]:
-        """Counts a call as in flight."""
-        self.in_flight += 1
+        """The scope of a call on this worker.
+
+        Raises: `WorkerLost` when the worker was lost under it (`lose_calls`).
+        """
+        scope = trio.CancelScope()
+        self._calls.add(scope)
         try:
-            yield
+            with scope:
+                yield
         finally:
-            self.in_flight -= 1
+            self._calls.discard(scope)
+        if scope.cancelled_caught:
+            raise WorkerLost(f"the worker was lost: {self.reason}")
+
+    def lose_calls(self) -> None:
+        """The worker is dead though its connections stand (vLLM 0.33: streams of an engine that was killed hang for ever)."""
+        for scope in self._calls:
+            scope.cancel()
 
     def suspect(self) -> None:
         """A call found the worker unreachable: probe it now."""

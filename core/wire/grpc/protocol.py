@@ -42,7 +42,6 @@ from core.wire.grpc.messages import PREFIX, BadMessage, MessageReader
 from core.wire.grpc.resets import ResetBudget
 from core.wire.grpc.setup import MAX_FRAME, new_h2
 
-
 # https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md#errors
 _OF_RESET = {
     ErrorCodes.REFUSED_STREAM: Status.UNAVAILABLE,

@@ -8,6 +8,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from core.errors import WorkerLost
 from core.fleet import fleet as fleet_module
 from core.fleet.connection import Connection
 from core.fleet.fleet import Fleet
@@ -135,6 +136,14 @@ async def test_a_good_probe_between_bad_ones_starts_the_count_again(monkeypatch,
             await trio.sleep(2)
         assert served.worker.state == "ready"
         assert served.told == [("joined", "w", 0)]
+
+
+@pytest.mark.parametrize(("certain", "lost"), [(True, True), (False, False)])
+async def test_calls_are_lost_when_a_worker_is_dead_for_certain_and_not_when_it_may_be_busy(monkeypatch, autojump_clock, certain, lost):
+    async with Served(monkeypatch, RUNNING, interval=2.0).running() as served:
+        with served.worker.serving() if not lost else pytest.raises(WorkerLost, match="engine is dead"), served.worker.serving():
+            served.connection.answer = ProbeFailed("its engine is dead", certain=certain)
+            await trio.sleep(20)
 
 
 async def test_a_certain_failure_is_the_end_at_once(monkeypatch, autojump_clock):

@@ -115,6 +115,18 @@ async def test_a_lost_worker_means_another_worker():
     assert rig.in_flight == [0, 0]
 
 
+async def test_a_call_on_a_worker_that_died_with_its_connections_standing_is_answered_by_another():
+    dead, alive = make_worker("a", ScriptedLane([trio.Event()])), make_worker("b", ScriptedLane([output(7, finish="stop")]))
+    rig = Rig(dead, alive)
+    async with trio.open_nursery() as nursery:
+        browser = Browser()
+        nursery.start_soon(browser.ask, rig)
+        await wait_all_tasks_blocked()
+        dead.lose_calls()
+    assert browser.json["choices"][0]["token_ids"] == [7]
+    assert (rig.outcome.worker, rig.outcome.attempts, rig.in_flight) == ("b", 2, [0, 0])
+
+
 async def test_a_lost_worker_is_suspected_so_that_it_is_probed_at_once():
     rig = Rig(make_worker("a", ScriptedLane([WorkerLost("gone")])))
     await Browser().ask(rig)

@@ -112,6 +112,19 @@ async def test_a_worker_that_is_lost_after_its_first_output_is_an_error_event_an
     assert rig.in_flight == [0, 0]
 
 
+async def test_a_stream_on_a_worker_that_died_with_its_connections_standing_ends_with_an_error_event():
+    worker = make_worker("a", ScriptedLane([output(7), trio.Event()]))
+    rig = Rig(worker)
+    async with trio.open_nursery() as nursery:
+        browser = Browser(stream())
+        nursery.start_soon(browser.ask, rig)
+        await wait_all_tasks_blocked()
+        worker.lose_calls()
+    assert browser.events[-2]["error"]["message"].startswith("the worker was lost")
+    assert browser.events[-1] == "[DONE]"
+    assert (rig.outcome.kind, rig.in_flight) == ("failed", [0])
+
+
 async def test_a_client_that_goes_away_cancels_the_stream_on_the_worker():
     lane = ScriptedLane([output(7), trio.Event()])
     rig = Rig(make_worker("a", lane))
