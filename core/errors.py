@@ -108,6 +108,13 @@ class WorkerLost(CallError):
         super().__init__(503, message, retry_after=1)
 
 
+class WorkerPaused(WorkerLost):
+    """503: the worker's engine refused the call because somebody has paused it. It waits at the gate, it isn't lost."""
+
+
+#: How vLLM 0.33's text begins when a paused engine refuses a call; its code doesn't come through.
+_PAUSED: Final = "Generation is paused"
+
 #: gRPC status of a worker → our HTTP status. What is not here is a 500.
 HTTP_STATUS: Final = {
     Status.CANCELLED: 499,
@@ -132,7 +139,7 @@ def from_grpc(error: GRPCError) -> CallError:
     """
     message = error.message or error.status.name
     if error.status is Status.UNAVAILABLE:
-        return WorkerLost(message)
+        return _unavailable(message)
     return CallError(HTTP_STATUS.get(error.status, 500), message)
 
 
@@ -166,5 +173,9 @@ def from_code(code: int | str, message: str, *, param: str | None = None) -> Cal
     """
     status = _WORDS.get(code, 500) if isinstance(code, str) else code
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
-        return WorkerLost(message)
+        return _unavailable(message)
     return CallError(status if status in _ERRORS else 502, message, param=param)
+
+
+def _unavailable(message: str) -> WorkerLost:
+    return WorkerPaused(message) if message.startswith(_PAUSED) else WorkerLost(message)

@@ -11,7 +11,7 @@ import structlog
 
 from core.call import BODY_KEYS, Call, Identity, Outcome, SamplingParams
 from core.compose import compose
-from core.errors import BadRequest, CallError, PluginFault, WorkerLost
+from core.errors import BadRequest, CallError, PluginFault, WorkerLost, WorkerPaused
 from core.fanout import gather, merge
 from core.fleet.worker import Worker
 from core.metrics import Metrics
@@ -181,7 +181,10 @@ class Path:
         return len(tried) < self._retries and self._placer.has_other(call, tried, worker)
 
     def _lost(self, worker: Worker, tried: dict[Worker, str], lost: WorkerLost) -> None:
-        """Note a lost worker, or give up with its error."""
+        """Note a lost worker, or give up with its error. A paused one isn't lost: the call goes back to the gate."""
+        if isinstance(lost, WorkerPaused):
+            self._placer.paused(worker)
+            return
         worker.suspect()
         tried[worker] = lost.message
         if len(tried) > self._retries:

@@ -32,6 +32,10 @@ class Placer:
         self._registry = registry
         self._fleet = fleet
 
+    def paused(self, worker: Worker) -> None:
+        """A call was refused because the worker's engine is paused, before a probe has seen that."""
+        self._fleet.paused(worker)
+
     async def gate(self, call: Call, tried: Mapping[Worker, str]) -> None:
         """Wait while the workers of the call's model that aren't in `tried` are paused and none is ready.
 

@@ -55,6 +55,11 @@ class Fleet:
             self._set(worker, "gone", "taken out of the fleet")
             del self.workers[worker.id]
 
+    def paused(self, worker: Worker) -> None:
+        """Somebody has paused the worker's engine: no calls until a probe finds it running."""
+        if worker.state == "ready":
+            self._set(worker, "paused", "its engine refused a call, because it is paused")
+
     async def _watch(self, worker: Worker, connection: Connection) -> None:
         failures = certain = 0
         while True:

@@ -8,9 +8,10 @@ from trio.testing import wait_all_tasks_blocked
 from core import path as path_module
 from core import registry as registry_module
 from core.call import Call
-from core.errors import BadRequest, CallError, WorkerLost
+from core.errors import BadRequest, CallError, WorkerLost, from_grpc
 from core.hookspecs import hookimpl
 from core.settings import GateSettings, ServerSettings
+from core.wire import GRPCError, Status
 from tests.unit.core.lanes import ScriptedLane, output
 from tests.unit.core.rig import Browser, Rig, make_worker
 
@@ -167,6 +168,19 @@ async def test_a_call_that_has_lost_its_worker_waits_for_a_paused_one_that_it_ha
         assert not browser.messages
         rig.move(rig.workers[1], "ready")
     assert browser.headers["x-headrace-worker"] == "b"
+
+
+async def test_a_call_that_a_paused_engine_refuses_waits_at_the_gate_and_is_answered():
+    paused = from_grpc(GRPCError(Status.UNAVAILABLE, "Generation is paused. Please retry after it resumes."))
+    worker = make_worker("a", ScriptedLane([paused], [output(7, finish="stop")]))
+    rig = Rig(worker)
+    async with trio.open_nursery() as nursery:
+        browser = Browser()
+        nursery.start_soon(browser.ask, rig)
+        await wait_all_tasks_blocked()
+        assert (worker.state, rig.fleet.gate.waiting) == ("paused", 1)
+        rig.move(worker, "ready")
+    assert browser.json["choices"][0]["token_ids"] == [7]
 
 
 async def test_a_client_that_goes_away_releases_the_worker_and_settles_as_client_gone():
