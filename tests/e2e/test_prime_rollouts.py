@@ -1,0 +1,104 @@
+"""Prime-RL's own rollout client, unchanged, against headrace: several turns, two salts at once, sessions, bridged turns."""
+
+from collections.abc import Iterator
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests import clients
+from tests.clients import PRIME_RL, PrimeRelease
+from tests.proxy import RunningProxy, headrace
+from tests.workers import RunningWorker, tiny_model
+
+# It needs a download in any case: the client.
+pytestmark = pytest.mark.real
+
+TURNS = ["What is the answer?", "And the one to the other question?", "Thank you."]
+#: Its prompt has exactly as many tokens as the context: the client lets it pass, the worker doesn't.
+TOO_LONG = "x" * (tiny_model.MAX_MODEL_LEN - 15)
+SALTS = ["3", "4"]
+#: As Prime-RL's configuration has it, with a key that another server knows.
+SAMPLING: dict[str, Any] = {"temperature": 0.9, "top_p": 1.0, "max_tokens": 12, "min_p": 0.05}
+EXTRA_BODY = {"not_for_us": {"max": 1}}
+
+
+@pytest.fixture(scope="module", params=list(PRIME_RL))
+def release(request: pytest.FixtureRequest) -> PrimeRelease:
+    if reason := clients.why_not(request.param):
+        pytest.skip(f"no client of Prime-RL here: {reason}")
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    tiny_model.write(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def proxy(worker: RunningWorker) -> Iterator[RunningProxy]:
+    with headrace(worker) as proxy:
+        yield proxy
+
+
+def roll_out(release: PrimeRelease, proxy: RunningProxy, tokenizer: Path, *turns: list[str]) -> list[list[dict[str, Any]]]:
+    """What came of the rollouts with these turns, for each salt in turn."""
+    sampling = {salt: {**SAMPLING, "extra_body": {"cache_salt": salt, **EXTRA_BODY}} for salt in SALTS}
+    rollouts = [{"turns": each, "sampling": sampling[salt]} for salt in SALTS for each in turns]
+    order = {"url": f"{proxy.url}/v1", "model": "tiny", "tokenizer": str(tokenizer), "rollouts": rollouts}
+    told = clients.roll_out(release, order)
+    return [told[n * len(turns) : (n + 1) * len(turns)] for n in range(len(SALTS))]
+
+
+@pytest.fixture(scope="module")
+def rollouts(release: PrimeRelease, proxy: RunningProxy, tokenizer: Path) -> list[list[dict[str, Any]]]:
+    """For each salt a rollout of several turns, and one whose prompt is too long."""
+    return roll_out(release, proxy, tokenizer, TURNS, [TOO_LONG])
+
+
+def test_a_rollout_of_several_turns_works_unchanged(rollouts):
+    for rollout, _ in rollouts:
+        assert [turn.get("error") for turn in rollout["turns"]] == [None] * len(TURNS)
+        assert [turn["bridged"] for turn in rollout["turns"]] == [False, True, True]
+        sequence: list[int] = []
+        for turn in rollout["turns"]:
+            assert turn["prompt"][: len(sequence)] == sequence, "a bridged turn goes on from the very tokens of the turn before"
+            assert 0 < len(turn["completion"]) <= SAMPLING["max_tokens"]
+            assert len(turn["logprobs"]) == len(turn["completion"])
+            assert all(isfinite(logprob) and -9999.0 < logprob <= 0 for logprob in turn["logprobs"])
+            assert turn["finish"] == ("length" if len(turn["completion"]) == SAMPLING["max_tokens"] else "stop")
+            sequence = turn["prompt"] + turn["completion"]
+        assert rollout["branches"] == [sequence], "its trainer sees one sequence"
+
+
+def test_an_over_long_prompt_is_what_the_client_takes_for_one(rollouts, release):
+    for _, rollout in rollouts:
+        [turn] = rollout["turns"]
+        assert turn["error"].startswith("OverlongPromptError" if release == "reference" else "ProviderError")
+        assert "maximum context length is 2048 tokens" in turn["error"]
+        assert release == "reference" or turn["status"] == 400
+
+
+def test_every_turn_goes_over_grpc_and_what_was_ignored_is_in_the_log_once(rollouts, proxy):
+    assert {event["wire"] for event in proxy.events("call.settled")} == {"grpc"}
+    ignored = [event["key"] for event in proxy.events("sampling_params.ignored")]
+    assert sorted(ignored) == ["not_for_us", "routed_experts_prompt_start"]
+
+
+def test_a_session_ends_when_its_client_says_so(rollouts, proxy):
+    for rollout, _ in rollouts:
+        for _ in range(2):
+            assert httpx.post(f"{proxy.url}/finish_session", params={"session_id": rollout["session"]}).is_success
+
+
+def test_the_engine_gets_the_salt_of_each_rollout_and_nothing_added(scripted_worker, release, tokenizer):
+    before = len(scripted_worker.engine_events())
+    with headrace(scripted_worker) as proxy:
+        rollouts = roll_out(release, proxy, tokenizer, TURNS)
+    added = [event for event in scripted_worker.engine_events()[before:] if event["event"] == "add"]
+    wanted = [(salt, turn["prompt"]) for salt, [rollout] in zip(SALTS, rollouts, strict=True) for turn in rollout["turns"]]
+    assert sorted((event["cache_salt"], event["prompt_token_ids"]) for event in added) == sorted(wanted)
