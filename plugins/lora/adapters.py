@@ -206,8 +206,8 @@ class Adapters:
                     if version and version.source.path == held[on_workers] and not version.retired:
                         version.asked.add(worker)
                         version.holders.add(worker)
-                    else:  # an older version, or something else under a name of ours
-                        await on_worker.unload(worker, on_workers)
+                    else:
+                        await _drop(worker, on_workers)
         except trio.TooSlowError as error:
             raise self._too_slow() from error
 
@@ -220,6 +220,14 @@ class Adapters:
 
     def _too_slow(self) -> WorkerFailed:
         return WorkerFailed(f"no answer within {self._deadline:g} s (plugins.lora.deadline)")
+
+
+async def _drop(worker: Worker, on_workers: str) -> None:
+    """Unload an older version, or what else has a name of ours. It's in nobody's way when that fails, or will be named by who needs it."""
+    try:
+        await on_worker.unload(worker, on_workers)
+    except WorkerFailed as failure:
+        log.warning("lora.unload_failed", name=split_name(on_workers)[0], on_workers=on_workers, worker=worker.id, reason=str(failure))
 
 
 def _is_there(loaded: Source, source: Source, *, reload: bool) -> bool:

@@ -60,6 +60,16 @@ async def test_what_was_unloaded_and_replaced_meanwhile_is_unloaded_from_a_worke
     assert fleet.held[1] == ["math@1"]
 
 
+async def test_an_old_version_that_a_worker_cant_unload_keeps_it_not_out(fleet):
+    for name in ("one", "two"):
+        await fleet.load("math", fleet.adapter(name), load_inplace=True)
+    control = Control()
+    control.held = {"math": "/old"}
+    control.failures["unload"] = [refused("busy")]
+    await fleet.join("late", control=control)
+    assert fleet.held[2] == ["math", "math@1"]
+
+
 async def test_an_adapter_that_becomes_current_while_a_worker_is_prepared_is_on_it(fleet):
     await fleet.load("math", fleet.adapter("one"))
     control = Control()
