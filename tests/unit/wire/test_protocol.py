@@ -278,6 +278,7 @@ def test_an_early_end_with_a_reset_right_behind_ends_that_call_alone(code):
     pair.server.send_headers(stream_id, [*HEAD, ("grpc-status", "11")], end_stream=True)
     pair.server.reset_stream(stream_id, code)
     (event,) = pair.to_client()
+    assert isinstance(event, Ended)
     assert (event.stream_id, event.status) == (stream_id, Status.OUT_OF_RANGE)
     pair.reply(other)
     assert ended(pair.to_client()).status is Status.OK
