@@ -62,14 +62,14 @@ class Adapters:
     def load(self, name: str, path: str, *, in_place: bool = False) -> Adapter:
         """Load an adapter; with `in_place` one of that name is replaced and keeps its id.
 
-        Refused, in this order: PRECONDITION (LoRA is off), INVALID (blank name or path, a local path that is not allowed),
+        Refused, in this order: PRECONDITION (LoRA is off), INVALID (a local path that is not allowed, blank name or path),
         ALREADY_EXISTS (the name is the base model's, or taken), INTERNAL (a local path without an adapter).
         """
         self._demand_enabled()
+        self._check_path(path)
         for field, value in (("lora_name", name), ("lora_path", path)):
             if not value.strip():
                 raise invalid(f"{field} must not be empty")
-        self._check_path(path)
         old = self._by_name.get(name)
         if name in self._reserved:
             raise _taken(f"LoRA adapter `{name}` conflicts with a served base model")

@@ -64,14 +64,16 @@ class Reply:
 
     def chunk(self, step: Step) -> JsonObject:
         """A chunk for the step that was added last: only keys that have something."""
-        choice: JsonObject = {"index": 0, "token_ids": [row.token for row in step.rows]}
+        choice: JsonObject = {"index": 0}
         if (logprobs := self._logprobs(step.rows)) is not None:
             choice["logprobs"] = logprobs
         if step.finish is not None:
             choice["finish_reason"] = step.finish.reason
-            choice["weight_versions"] = spans(self._versions)
             if step.finish.stop_token_id is not None:
                 choice["stop_reason"] = step.finish.stop_token_id
+        choice["token_ids"] = [row.token for row in step.rows]
+        if step.finish is not None:
+            choice["weight_versions"] = spans(self._versions)
         chunk: JsonObject = {"request_id": self._request_id, "choices": [choice]}
         options = self._body.stream_options
         if options is not None and options.include_usage and options.continuous_usage_stats:
