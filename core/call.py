@@ -132,8 +132,10 @@ class Call(Struct, kw_only=True):
     id: str
     token_ids: list[int]
     sampling: SamplingParams
-    #: The model's name as the client wrote it; empty when it did not say.
+    #: The model's name as the client wrote it; empty when it did not say. A plugin may put another one here; then `reply_model` is what
+    #: the reply names.
     model: str = ""
+    reply_model: str = ""
     stream: bool = False
     stream_options: StreamOptions = field(default_factory=StreamOptions)
     #: Keeps KV caches apart; empty for none. vLLM 0.33: at most 128 characters, none of `@ / \\ NUL`.

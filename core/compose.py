@@ -12,7 +12,7 @@ def compose(call: Call, worker: Worker, outputs: Sequence[Output]) -> GenerateRe
     first = outputs[0]
     return GenerateReply(
         request_id=call.id,
-        model=call.model or worker.models[0],
+        model=call.reply_model or call.model or worker.models[0],
         created=int(call.created),
         choices=[_choice(output) for output in outputs],
         usage=usage_of(outputs),

@@ -113,6 +113,7 @@ OURS = {
     "needs",
     "notes",
     "reply_headers",
+    "reply_model",
     "created",
     "started",
     "relayed",

@@ -20,6 +20,17 @@ def body(**fields):
     return {"token_ids": [1, 2, 3], "sampling_params": {}, **fields}
 
 
+async def test_a_reply_names_the_model_that_a_plugin_says_it_names():
+    class Renames:
+        @hookimpl
+        def receive_call(self, call: Call) -> None:
+            call.model, call.reply_model = "tiny", call.model
+
+    lane = ScriptedLane([output(7, finish="stop")])
+    browser = await Browser(body(model="math")).ask(Rig(make_worker("a", lane), plugins=[Renames()]))
+    assert (lane.requests[0].model, browser.json["model"]) == ("tiny", "math")
+
+
 async def test_a_unary_call_is_answered_whole():
     rig = Rig(make_worker("a", ScriptedLane([output(7, 8, finish="length", cached_tokens=2)])))
     browser = await Browser(headers={"x-request-id": "mine"}).ask(rig)
