@@ -4,8 +4,9 @@ They are placed, counted, settled and cancelled like any call; only lowering and
 """
 
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
-from typing import Any, Final, Protocol
+from typing import Final, Literal, Protocol
 
 import msgspec
 from msgspec import Raw
@@ -24,6 +25,7 @@ from core.wire.http_relay import Answer, RelayedRequest, ask
 
 #: Members that the core reads; the others are the call's `unclaimed`.
 _READ: Final = frozenset({"model", "stream", "cache_salt", "request_id"})
+_TRUE: Final = Raw(b"true")
 _EVENTS: Final = b"text/event-stream"
 #: Empty lines at the end of an event.
 _EVENT_ENDS: Final = (b"\n\n", b"\r\n\r\n", b"\r\r")
@@ -67,7 +69,7 @@ class Relay:
         call, body = parse_relayed(exchange.request.body, exchange.request.headers)
         request = _request(exchange, call)
 
-        def ask_worker(worker: Worker, data: bytes):  # noqa: ANN202
+        def ask_worker(worker: Worker, data: bytes) -> AbstractAsyncContextManager[Answer]:
             assert worker.http is not None  # it wouldn't be eligible
             return ask(worker.http, request, data)
 
@@ -114,9 +116,6 @@ def parse_relayed(data: bytes, headers: Mapping[str, str]) -> tuple[Call, Relaye
     return call, RelayedBody(data, members, model, cache_salt)
 
 
-_TRUE: Final = Raw(b"true")
-
-
 def _string(members: Mapping[str, Raw], key: str) -> str:
     if (raw := members.get(key)) is None:
         return ""
@@ -135,7 +134,7 @@ def _request(exchange: Exchange, call: Call) -> RelayedRequest:
     )
 
 
-def _kind(status: int) -> Any:
+def _kind(status: int) -> Literal["ok", "refused", "failed"]:
     if status < HTTPStatus.BAD_REQUEST:
         return "ok"
     return "refused" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "failed"
@@ -153,8 +152,9 @@ class _Reply:
 
     async def write_all(self, reader: Reader | None) -> None:
         """Write the answer as it comes. Raises: `WorkerLost`."""
-        kept = [(name, value) for name, value in self._answer.headers if name.decode("latin-1") not in self._headers]
-        head = kept + encode_headers(self._headers)
+        ours = encode_headers(self._headers)
+        names = {name for name, _ in ours}
+        head = [header for header in self._answer.headers if header[0] not in names] + ours
         await self._client.send({"type": "http.response.start", "status": self._answer.status, "headers": head})
         while data := await self._answer.receive():
             if reader:

@@ -6,13 +6,15 @@ from typing import Any
 import msgspec
 import pytest
 import trio
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import Raw
 from trio.testing import wait_all_tasks_blocked
 
 from core.errors import BadRequest, CallError
 from core.fleet.worker import WorkerInfo
 from core.hookspecs import hookimpl
-from core.northbound.relay import Relay
+from core.northbound.relay import Relay, parse_relayed
 from core.routes import Exchange, Routes
 from tests.unit.core.lanes import ScriptedLane
 from tests.unit.core.rig import Browser, Rig, make_worker
@@ -302,6 +304,17 @@ async def test_a_body_that_cant_be_routed_is_refused_here_by_its_field(body, par
     browser, upstream, rig = await relayed(OK, asking=Asking(body, {"x-request-id": "r7"}))
     assert (browser.status, browser.json["error"]["param"], browser.headers["x-request-id"]) == (400, param, "r7")
     assert (upstream.requests, rig.witness.outcomes) == ([], [])
+
+
+@given(
+    st.one_of(st.binary(max_size=40), st.tuples(st.integers(0, len(BODY)), st.binary(max_size=3)).map(lambda cut: BODY[: cut[0]] + cut[1]))
+)
+def test_any_body_is_a_call_or_is_refused(body):
+    try:
+        call, relayed_body = parse_relayed(body, {})
+    except BadRequest:
+        return
+    assert relayed_body.encode(relayed_body.lower(call)) is body
 
 
 # --- which worker ------------------------------------------------------------------------------------------------------------
