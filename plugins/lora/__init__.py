@@ -5,7 +5,7 @@ ones, and a worker that comes later gets every adapter before its first call.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta, field
@@ -13,7 +13,6 @@ from msgspec import Meta, field
 from core import (
     BadRequest,
     Call,
-    GenerateReply,
     ModelCard,
     NotFound,
     NoWorker,
@@ -28,6 +27,9 @@ from plugins.lora.finishing import Finisher
 from plugins.lora.routes import AdapterRoutes
 from plugins.lora.source import Paths
 from plugins.lora.version import Version
+
+#: Under this name a call keeps its version.
+_NOTE: Final = "lora"
 
 
 class Settings(PluginSettings, frozen=True):
@@ -96,14 +98,17 @@ class Lora:
             return
         if call.model in ("", version.name):
             call.model = version.base
+        call.reply_model = version.name
         call.adapter = version.on_workers
         call.reply_headers["x-headrace-adapter"] = version.on_workers
-        self._adapters.versions.use(call, version)
+        call.notes[_NOTE] = version
+        version.calls += 1
 
     @hookimpl
     def eligible_workers(self, call: Call, workers: Sequence[Worker]) -> Sequence[Worker] | None:
         """See `core.hookspecs`."""
-        if not call.adapter or (version := self._adapters.versions.used_by(call)) is None:
+        version: Version | None = call.notes.get(_NOTE) if call.adapter else None
+        if version is None:
             return None
         holders = [worker for worker in workers if worker in version.holders]
         if not holders:
@@ -111,22 +116,13 @@ class Lora:
         return holders
 
     @hookimpl
-    def lower_call(self, call: Call, request: Any) -> None:
-        """See `core.hookspecs`."""
-        if call.adapter and call.relayed:
-            request["model"] = call.adapter
-            request.pop("lora_name", None)
-
-    @hookimpl
-    def lift_result(self, call: Call, result: GenerateReply) -> None:
-        """See `core.hookspecs`."""
-        if call.adapter and (version := self._adapters.versions.used_by(call)):
-            result.model = version.name
-
-    @hookimpl
     def call_settled(self, call: Call) -> None:
         """See `core.hookspecs`."""
-        if call.adapter and (version := self._adapters.versions.settle(call)) and version.retired and not version.calls:
+        version: Version | None = call.notes.get(_NOTE) if call.adapter else None
+        if version is None:
+            return
+        version.calls -= 1
+        if version.retired and not version.calls:
             self._finisher.start(self._adapters.sweep)
 
     @hookimpl
@@ -158,5 +154,6 @@ class Lora:
         """The adapter that stands in for the model, for calls that don't name it."""
         if not self._current:
             return None
-        models = {worker.models[0] for worker in self._proxy.fleet.ready}
+        # Paused ones count: the call will wait for them.
+        models = {worker.models[0] for worker in self._proxy.fleet.workers.values() if worker.state not in ("starting", "gone")}
         return self._current.get(models.pop()) if len(models) == 1 else None

@@ -6,8 +6,6 @@ from collections.abc import Awaitable, Callable
 import structlog
 import trio
 
-from core import CallError
-
 log = structlog.stdlib.get_logger()
 
 
@@ -45,12 +43,12 @@ class Finisher:
             raise failure
 
     def start(self, operation: Callable[[], Awaitable[None]]) -> None:
-        """Run an operation for which nobody waits; a `CallError` is logged."""
+        """Run an operation for which nobody waits; what it raises is logged."""
 
         async def run() -> None:
             try:
                 await operation()
-            except CallError as error:
-                log.warning("lora.unfinished", reason=error.message)
+            except Exception:
+                log.exception("lora.unfinished")
 
         self._send.send_nowait(run)

@@ -2,7 +2,7 @@
 
 from msgspec import Struct, field
 
-from core import Call, Worker
+from core import Worker
 from plugins.lora.names import name_on_workers, split_name
 from plugins.lora.source import Source
 
@@ -41,7 +41,6 @@ class Versions:
         self.current: dict[str, Version] = {}
         #: By the name on the workers; those that are being loaded and the retired ones too.
         self.all: dict[str, Version] = {}
-        self._in_use: dict[int, Version] = {}
         self._next: dict[str, int] = {}
 
     def new(self, name: str, base: str, source: Source, *, created: int, first: int) -> Version:
@@ -82,21 +81,6 @@ class Versions:
         for version in self.all.values():
             version.holders.discard(worker)
             version.asked.discard(worker)
-
-    def use(self, call: Call, version: Version) -> None:
-        """A call uses this version from now until it settles."""
-        version.calls += 1
-        self._in_use[id(call)] = version
-
-    def used_by(self, call: Call) -> Version | None:
-        """The version that a call uses."""
-        return self._in_use.get(id(call))
-
-    def settle(self, call: Call) -> Version | None:
-        """The call uses its version no longer; returns the version."""
-        if version := self._in_use.pop(id(call), None):
-            version.calls -= 1
-        return version
 
     def _add(self, name: str, number: int, base: str, source: Source, created: int) -> Version:
         self._next[name] = number + 1

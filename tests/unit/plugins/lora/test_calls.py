@@ -6,6 +6,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from core import OVER_GRPC, Call, hookimpl
+from core.northbound.relay import parse_relayed
 from core.wire.generated.inference_pb2 import GenerateRequest
 from plugins.lora import Lora, Settings
 from tests.unit.core.lanes import output
@@ -106,6 +107,23 @@ async def test_an_adapter_under_the_models_own_name_is_loaded_under_another_and_
     assert fleet.held == [[], []]
 
 
+async def test_a_call_that_waits_at_the_gate_gets_the_adapter_that_stands_in_for_the_model(fleet):
+    await fleet.load("tiny", fleet.adapter("one"))
+    for name in fleet.workers:
+        fleet.move(name, "paused")
+    responses = []
+
+    async def call() -> None:
+        responses.append(await fleet.generate())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(call)
+        while not fleet.proxy.fleet.gate.waiting:
+            await wait_all_tasks_blocked(0.01)
+        fleet.move("w0", "ready")
+    assert responses[0].headers["x-headrace-adapter"] == "tiny@1"
+
+
 async def test_beside_an_adapter_under_the_models_name_another_one_can_be_named(fleet):
     await fleet.load("tiny", fleet.adapter("one"))
     await fleet.load("math", fleet.adapter("two"))
@@ -183,12 +201,10 @@ async def test_models_lists_adapters_with_the_length_of_their_model(fleet):
 
 async def test_a_relayed_call_names_the_version_in_its_body(fleet):
     await fleet.load("tiny", fleet.adapter("one"))
-    call = make_call(model="tiny", relayed=True, unclaimed={"lora_name": msgspec.Raw(b'"tiny"')})
+    call, body = parse_relayed(b'{"model":"tiny","messages":[]}', {})
     fleet.plugin.receive_call(call)
-    body = {"model": msgspec.Raw(b'"tiny"'), "lora_name": msgspec.Raw(b'"tiny"'), "messages": []}
-    fleet.plugin.lower_call(call, body)
+    assert body.lower(call)["model"] == "tiny@1"
     fleet.plugin.call_settled(call)
-    assert body == {"model": "tiny@1", "messages": []}
 
 
 async def test_a_call_without_an_adapter_is_left_as_it_is(fleet):

@@ -195,6 +195,16 @@ async def test_an_unload_goes_on_when_its_client_has_gone(fleet):
     assert fleet.held == [[], []]
 
 
+async def test_a_failure_that_nobody_expected_ends_no_later_operation(fleet):
+    await fleet.load("math", fleet.adapter("one"))
+    fleet.controls["w1"].failures["unload"] = [ArithmeticError("a fault of ours")]
+    assert (await fleet.load("math", fleet.adapter("two"), load_inplace=True)).status_code == 200
+    await wait_all_tasks_blocked(0.01)
+    assert (await fleet.load("code", fleet.adapter("two"))).status_code == 200
+    await wait_all_tasks_blocked(0.01)
+    assert fleet.held == [["code", "math@1"]] * 2
+
+
 async def test_nothing_is_kept_of_what_is_gone(fleet):
     for number in range(5):
         await fleet.load("math", fleet.adapter(f"step_{number}"), load_inplace=True)
