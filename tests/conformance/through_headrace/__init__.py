@@ -1,0 +1,1 @@
+"""headrace in front of each worker, seen by its clients."""
