@@ -138,7 +138,7 @@ class Lora:
         """What `lora_name` of the body asks for; `model` may then be the model's own name, or the same one."""
         try:
             name = msgspec.json.decode(raw, type=str | None)
-        except msgspec.ValidationError as error:
+        except msgspec.MsgspecError as error:
             raise BadRequest(f"lora_name: {error}", param="lora_name") from error
         if not name:
             return self._current.get(call.model) if call.model else self._of_the_only_model()

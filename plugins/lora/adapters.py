@@ -56,7 +56,7 @@ class Adapters:
             version = self.versions.new(name, model, source, created=int(time.time()), first=int(name == model))
             try:
                 await self._load(version, workers, otherwise="No worker uses it")
-            except CallError:
+            except Exception:
                 self.versions.retire(version)
                 await self.sweep()
                 raise

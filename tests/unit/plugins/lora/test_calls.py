@@ -67,6 +67,11 @@ async def test_a_lora_name_that_is_no_text_is_refused(fleet, value):
     assert (response.status_code, response.json()["error"]["param"]) == (400, "lora_name")
 
 
+async def test_a_lora_name_that_is_no_utf_8_is_refused(fleet):
+    response = await fleet.client.post("/inference/v1/generate", content=b'{"token_ids":[1],"sampling_params":{},"lora_name":"\xff"}')
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "lora_name")
+
+
 async def test_the_identity_has_the_version(tmp_path):
     identities = []
 

@@ -1,5 +1,6 @@
 """Loading over a fleet: everywhere or nowhere, once, one after the other, and whoever asks may go."""
 
+import json
 import os
 
 import pytest
@@ -264,3 +265,23 @@ async def test_a_body_that_is_none_is_refused(fleet, body, text):
         response = await fleet.client.post(path, content=body)
         assert response.status_code == 400
         assert text in message(response)
+
+
+NASTY_TEXTS = ["", " ", "\0", "a\nb", "x" * 5000, "../..", "/", "//", "/\ud7ff", "/" + "x" * 5000, "math@1", "tiny@0"]
+NASTY = [*NASTY_TEXTS, None, 7, 1e400, [], {}, True]
+
+
+@pytest.mark.parametrize("field", ["lora_name", "lora_path", "load_inplace", "is_3d_lora_weight", "base_model"])
+async def test_no_value_of_any_field_is_our_fault(fleet, field):
+    for value in NASTY:
+        body = {"lora_name": "math", "lora_path": fleet.adapter("one"), field: value}
+        content = json.dumps(body).encode()
+        for path in ("/v1/load_lora_adapter", "/load_lora_adapter"):
+            assert (await fleet.client.post(path, content=content)).status_code in (200, 400, 404), value
+
+
+async def test_a_fault_of_ours_in_a_load_is_undone_like_any_failure(fleet):
+    fleet.controls["w1"].failures["load"] = [ArithmeticError("a fault of ours")]
+    assert (await fleet.load("math", fleet.adapter("one"))).status_code == 500
+    assert fleet.held == [[], []]
+    assert (await fleet.load("math", fleet.adapter("one"))).status_code == 200
