@@ -42,10 +42,9 @@ class Adapters:
         """
         async with self._alone(name):
             model = self._base(name, base)
-            workers = self._workers_of(model)
             current = self.versions.current.get(name)
             if current and current.base == model and _is_there(current.source, source, reload=reload):
-                await self._load(current, workers - current.holders, otherwise="The other workers have it")
+                await self._load(current, self._workers_of(model) - current.holders, otherwise="The other workers have it")
                 return
             if current and not in_place:
                 raise BadRequest(
@@ -55,7 +54,10 @@ class Adapters:
             started = trio.current_time()
             version = self.versions.new(name, model, source, created=int(time.time()), first=int(name == model))
             try:
-                await self._load(version, workers, otherwise="No worker uses it")
+                asked: set[Worker] = set()
+                while new := self._workers_of(model) - asked:  # some may come while the others load
+                    asked |= new
+                    await self._load(version, new, otherwise="No worker uses it")
             except Exception:
                 self.versions.retire(version)
                 await self.sweep()

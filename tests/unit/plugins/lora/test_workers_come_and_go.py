@@ -89,6 +89,25 @@ async def test_an_adapter_that_becomes_current_while_a_worker_is_prepared_is_on_
     assert (await fleet.adapters())["math"]["workers"] == ["late", "w0", "w1"]
 
 
+@pytest.mark.parametrize("before", [True, False])
+async def test_a_worker_that_joins_while_the_others_load_is_loaded_too(fleet, before):
+    control = Control()
+    if before:  # it holds the version that is current
+        await fleet.load("math", fleet.adapter("one"))
+        control.held = {"math": fleet.folder.joinpath("one").as_posix()}
+    gate = fleet.controls["w0"].stalls["load"] = trio.Event()
+    path = fleet.adapter("two")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: fleet.load("math", path, load_inplace=True))
+        while len(fleet.controls["w0"].asked) < 1 + before:
+            await wait_all_tasks_blocked(0.01)
+        await fleet.join("late", control=control)
+        gate.set()
+    await wait_all_tasks_blocked(0.01)
+    assert fleet.held == [["math@1" if before else "math"]] * 3
+    assert (await fleet.adapters())["math"]["workers"] == ["late", "w0", "w1"]
+
+
 async def test_a_restarted_proxy_goes_on_with_what_the_workers_hold(tmp_path):
     controls = [Control(), Control()]
     for control in controls:
