@@ -15,8 +15,9 @@ from core import BadRequest, Call
 HEADER: Final = "X-Cache-Salt"
 _HEADER: Final = HEADER.lower()
 _KEY: Final = "cache_salt"
-#: Objects in the body that may hold a salt. What else they hold is for other plugins.
-_OBJECTS: Final = ("extra_body", "nvext")
+#: Objects in the body that may hold a salt. What else they hold is for other plugins. The core has taken `sampling_params` apart, except
+#: in the body of a relayed route.
+_OBJECTS: Final = ("sampling_params", "extra_body", "nvext")
 
 _members: Final = msgspec.json.Decoder(dict[str, Raw])
 _texts: Final = msgspec.json.Decoder(str | None)
@@ -47,8 +48,6 @@ def take_salts(call: Call) -> list[Found]:
     found: list[Found] = []
     if call.cache_salt:
         found.append(Found("the body", _KEY, call.cache_salt))
-    if raw := call.unclaimed.pop(_KEY, None):  # a relayed route: the core has not read its body
-        found.append(Found("the body", _KEY, _value(raw)))
     if call.unclaimed_sampling:
         path = f"sampling_params.{_KEY}"
         found.append(Found(path, path, call.unclaimed_sampling.pop(_KEY, None)))

@@ -38,8 +38,8 @@ def prime_rl(release: PrimeRelease) -> Path:
     return cache.ensure(name, recipe, functools.partial(_install, PRIME_RL[release])) / "bin" / "python"
 
 
-def roll_out(release: PrimeRelease, order: dict[str, Any], *, seconds: float = 120.0) -> list[dict[str, Any]]:
-    """Make the rollouts that are ordered, and return what came of each.
+def roll_out(release: PrimeRelease, order: dict[str, Any], *, seconds: float = 120.0) -> dict[str, list[dict[str, Any]]]:
+    """Make the rollouts and evaluations that are ordered, and return what came of each.
 
     Blocks; from trio, call it in a thread.
 
@@ -49,7 +49,7 @@ def roll_out(release: PrimeRelease, order: dict[str, Any], *, seconds: float = 1
         [prime_rl(release), _ROLLOUTS], input=json.dumps(order), capture_output=True, text=True, timeout=seconds, check=False
     )
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)["rollouts"]
+    return json.loads(done.stdout)
 
 
 def _component(release: PrimeRelease) -> tuple[str, object]:

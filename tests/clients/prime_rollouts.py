@@ -4,7 +4,8 @@
 
 * `url`, `model`: the endpoint with `/v1` at its end, and the model's name;
 * `tokenizer`: a folder with the tiny model's tokenizer;
-* `rollouts`: for each one the `sampling` configuration and the `turns`, what the user says. All of them run at once.
+* `rollouts`: for each one the `sampling` configuration and the `turns`, what the user says. All of them run at once;
+* `evaluations`: the same with one turn each; they go over the chat route, in text.
 
 Each rollout has a trace's id as its session. Its turns go through the packages' own client, renderer and message graph, and from the
 second one on they're bridged: the prompt begins with the very tokens that were sampled before.
@@ -26,7 +27,7 @@ from renderers import create_renderer
 from renderers.configs import Qwen3RendererConfig
 from transformers import AutoTokenizer
 from verifiers.v1 import graph
-from verifiers.v1.clients import TrainClientConfig, resolve_client
+from verifiers.v1.clients import EvalClientConfig, TrainClientConfig, resolve_client
 from verifiers.v1.clients.train import ElasticRendererPool, RendererSlot
 from verifiers.v1.dialects import ChatDialect
 from verifiers.v1.trace import Trace
@@ -66,6 +67,15 @@ async def roll_out(client: Any, model: str, sampling: dict[str, Any], turns: lis
     return {"session": trace.id, "turns": told, "branches": branches}
 
 
+async def evaluate(client: Any, model: str, sampling: dict[str, Any], turns: list[str]) -> dict[str, Any]:
+    """One evaluation: its end, and how many tokens it took."""
+    configured = SamplingConfig(**sampling)
+    chat = {"messages": [{"role": "user", "content": text} for text in turns]}
+    body = ChatDialect().apply_overrides(chat, model, configured)
+    response = await client.get_response(ChatDialect(), body, configured, session_id="evaluation")
+    return {"finish": response.finish_reason, "prompt": response.usage.prompt_tokens, "completion": response.usage.completion_tokens}
+
+
 def _status(error: BaseException | None) -> int | None:
     """The HTTP status behind an error, wherever this version of the packages keeps it."""
     while error is not None:
@@ -87,11 +97,16 @@ async def main() -> None:
     """Do what standard input says."""
     order = json.load(sys.stdin)
     _prepare_renderer(order["model"], order["tokenizer"])
-    client = resolve_client(TrainClientConfig(base_url=order["url"], api_key_var="NONE", renderer_model_name=order["model"]))
-    rollouts = [roll_out(client, order["model"], rollout["sampling"], rollout["turns"]) for rollout in order["rollouts"]]
-    told = await asyncio.gather(*rollouts)
-    await client.close()
-    json.dump({"rollouts": told}, sys.stdout)
+    where = {"base_url": order["url"], "api_key_var": "NONE"}
+    told: dict[str, Any] = {}
+    for kind, make, config in (
+        ("rollouts", roll_out, TrainClientConfig(**where, renderer_model_name=order["model"])),
+        ("evaluations", evaluate, EvalClientConfig(**where)),
+    ):
+        client = resolve_client(config)
+        told[kind] = await asyncio.gather(*(make(client, order["model"], each["sampling"], each["turns"]) for each in order.get(kind, ())))
+        await client.close()
+    json.dump(told, sys.stdout)
 
 
 if __name__ == "__main__":

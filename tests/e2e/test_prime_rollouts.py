@@ -45,19 +45,21 @@ def proxy(worker: RunningWorker) -> Iterator[RunningProxy]:
         yield proxy
 
 
-def roll_out(release: PrimeRelease, proxy: RunningProxy, tokenizer: Path, *turns: list[str]) -> list[list[dict[str, Any]]]:
-    """What came of the rollouts with these turns, for each salt in turn."""
-    sampling = {salt: {**SAMPLING, "extra_body": {"cache_salt": salt, **EXTRA_BODY}} for salt in SALTS}
-    rollouts = [{"turns": each, "sampling": sampling[salt]} for salt in SALTS for each in turns]
-    order = {"url": f"{proxy.url}/v1", "model": "tiny", "tokenizer": str(tokenizer), "rollouts": rollouts}
-    told = clients.roll_out(release, order)
-    return [told[n * len(turns) : (n + 1) * len(turns)] for n in range(len(SALTS))]
+def sampling(salt: str) -> dict[str, Any]:
+    return {**SAMPLING, "extra_body": {"cache_salt": salt, **EXTRA_BODY}}
+
+
+def order_for(proxy: RunningProxy, tokenizer: Path, *turns: list[str]) -> dict[str, Any]:
+    """Rollouts with each of these turns for each salt in turn."""
+    rollouts = [{"turns": each, "sampling": sampling(salt)} for salt in SALTS for each in turns]
+    return {"url": f"{proxy.url}/v1", "model": "tiny", "tokenizer": str(tokenizer), "rollouts": rollouts}
 
 
 @pytest.fixture(scope="module")
 def rollouts(release: PrimeRelease, proxy: RunningProxy, tokenizer: Path) -> list[list[dict[str, Any]]]:
     """For each salt a rollout of several turns, and one whose prompt is too long."""
-    return roll_out(release, proxy, tokenizer, TURNS, [TOO_LONG])
+    told = clients.roll_out(release, order_for(proxy, tokenizer, TURNS, [TOO_LONG]))["rollouts"]
+    return [told[:2], told[2:]]
 
 
 def test_a_rollout_of_several_turns_works_unchanged(rollouts):
@@ -98,7 +100,13 @@ def test_a_session_ends_when_its_client_says_so(rollouts, proxy):
 def test_the_engine_gets_the_salt_of_each_rollout_and_nothing_added(scripted_worker, release, tokenizer):
     before = len(scripted_worker.engine_events())
     with headrace(scripted_worker) as proxy:
-        rollouts = roll_out(release, proxy, tokenizer, TURNS)
+        order = order_for(proxy, tokenizer, TURNS)
+        order["evaluations"] = [{"turns": TURNS[:1], "sampling": sampling(salt)} for salt in SALTS]
+        told = clients.roll_out(release, order)
+    assert [evaluation["finish"] for evaluation in told["evaluations"]] == ["length"] * 2
     added = [event for event in scripted_worker.engine_events()[before:] if event["event"] == "add"]
-    wanted = [(salt, turn["prompt"]) for salt, [rollout] in zip(SALTS, rollouts, strict=True) for turn in rollout["turns"]]
-    assert sorted((event["cache_salt"], event["prompt_token_ids"]) for event in added) == sorted(wanted)
+    got = [(event["cache_salt"], event["prompt_token_ids"]) for event in added]
+    for salt, rollout in zip(SALTS, told["rollouts"], strict=True):
+        for turn in rollout["turns"]:
+            got.remove((salt, turn["prompt"]))
+    assert sorted(salt for salt, _ in got) == SALTS, "what is left are the evaluations"

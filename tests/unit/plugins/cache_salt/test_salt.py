@@ -127,10 +127,11 @@ def test_an_object_without_a_salt_is_left_as_it_is(value):
     assert {key: msgspec.json.decode(raw) for key, raw in call.unclaimed.items()} == {"nvext": value}
 
 
-def test_a_body_that_the_core_has_not_read_may_hold_the_salt_too():
-    call = make_call(unclaimed={"cache_salt": msgspec.Raw(b'"7"'), "extra_body": msgspec.Raw(b'{"cache_salt": "7"}')})
+@pytest.mark.parametrize("place", ["sampling_params", "extra_body", "nvext"])
+def test_the_body_of_a_relayed_route_may_hold_the_salt_too(place):
+    call = make_call(unclaimed={place: msgspec.Raw(b'{"cache_salt": "7"}'), "prompt": msgspec.Raw(b'"hi"')}, relayed=True)
     CacheSalt(Settings()).receive_call(call)
-    assert (call.cache_salt, call.unclaimed) == ("7", {})
+    assert (call.cache_salt, list(call.unclaimed)) == ("7", ["prompt"])
 
 
 @pytest.mark.parametrize("rest", [b'"x": [1,}', b'"x": ' + b"[" * 100_000 + b"]" * 100_000])
