@@ -4,6 +4,7 @@ import os
 import ssl
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 
 import httpx
 
@@ -13,6 +14,7 @@ from core.wire import Channel, TLSFiles, open_channel
 from core.wire.generated.vllm import ControlStub
 from core.wire.grpc_lane import GrpcLane
 from core.wire.http_lane import HttpLane
+from core.wire.http_pools import SmallPools
 from core.wire.lane import Lane
 
 #: vLLM's HTTP server closes a connection that was idle for 5 s; ours are given up before, so that no call meets one that closes.
@@ -74,25 +76,25 @@ def _client(settings: WorkerSettings, url: str) -> httpx.AsyncClient:
     headers: dict[str, str] = {}
     if settings.api_key_env:
         headers["authorization"] = f"Bearer {os.environ.get(settings.api_key_env, '')}"
-    return httpx.AsyncClient(
-        base_url=url,
-        headers=headers,
+    # Workers are inside: a proxy from the environment must not come between.
+    open_pool = partial(
+        httpx.AsyncHTTPTransport,
         verify=_ssl_context(settings.tls),
-        # A rollout may take hours; who gives up is the client.
-        timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS),
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=_IDLE_SECONDS),
-        # Workers are inside: a proxy from the environment must not come between.
         trust_env=False,
     )
+    # A rollout may take hours; who gives up is the client.
+    timeout = httpx.Timeout(None, connect=_CONNECT_SECONDS)
+    return httpx.AsyncClient(base_url=url, headers=headers, transport=SmallPools(open_pool), timeout=timeout, trust_env=False)
 
 
 def _tls_files(tls: TLSSettings | None) -> TLSFiles | None:
     return TLSFiles(ca=tls.ca, cert=tls.cert, key=tls.key, server_name=tls.server_name) if tls else None
 
 
-def _ssl_context(tls: TLSSettings | None) -> ssl.SSLContext | bool:
+def _ssl_context(tls: TLSSettings | None) -> ssl.SSLContext:
     if tls is None:
-        return True
+        return httpx.create_ssl_context(trust_env=False)
     context = ssl.create_default_context(cafile=tls.ca)
     if tls.cert:
         context.load_cert_chain(tls.cert, tls.key)

@@ -44,10 +44,12 @@ class Upstream:
     def __init__(self, *scripts: Sequence[Step]) -> None:
         self._scripts = scripts
         self.requests: list[Received] = []
+        self.connections = 0
         #: Set when a script has come to an end.
         self.done = trio.Event()
 
     async def handle(self, stream: trio.SocketStream) -> None:
+        self.connections += 1
         async with stream:
             while request := await _read(stream):
                 self.requests.append(request)
