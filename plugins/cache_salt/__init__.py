@@ -1,6 +1,6 @@
 """Cache salt: one namespace for KV blocks per policy version, wherever the client wrote it.
 
-Clients write the salt in six places; engines read it in one. This plugin finds it, holds it to vLLM's rules, and makes it the call's
+Clients write the salt in five places; engines read it in one. This plugin finds it, holds it to vLLM's rules, and makes it the call's
 own, so that neither an engine's prefix cache nor our routing ever mixes two policy versions.
 """
 
@@ -60,8 +60,10 @@ class CacheSalt:
     @hookimpl
     def lower_call(self, call: Call, worker: Worker, request: Any) -> None:
         """See `core.hookspecs`."""
-        if not self._by_version or call.cache_salt or not worker.policy_version:
+        if not self._by_version or call.cache_salt:
             return
+        if not worker.policy_version:  # another plugin sends parts of calls to workers that it chose itself
+            raise NoWorker(f"worker {worker.id} doesn't tell its policy version, which is the salt of a call that has none")
         salt = salt_of_version(worker.policy_version)
         if isinstance(request, GenerateRequest):
             request.kv.cache_salt = salt

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from core import BadRequest, Call, Identity
+from core import BadRequest, Call, Identity, NoWorker
 from core.errors import WorkerLost
 from core.hookspecs import hookimpl
 from core.northbound.body import parse_call
@@ -222,6 +222,12 @@ def test_the_version_is_the_salt_on_either_wire():
     for request in (over_grpc, over_http):
         plugin.lower_call(call, worker, request)
     assert (over_grpc.kv.cache_salt, over_http["cache_salt"]) == ("7", "7")
+
+
+def test_nothing_goes_unsalted_to_a_worker_that_another_plugin_chose():
+    plugin, call, worker = CacheSalt(Settings(default="weight-version")), make_call(), make_worker("a")
+    with pytest.raises(NoWorker, match="worker a doesn't tell its policy version"):
+        plugin.lower_call(call, worker, lower_to_grpc(call, index=0, max_model_len=9))
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=140), unique=True, min_size=2, max_size=4))
