@@ -7,6 +7,7 @@ from core.call import Call, Identity, Outcome, SamplingParams
 from core.errors import BadRequest, CallError, NotFound, NoWorker
 from core.fleet.worker import Worker, WorkerInfo
 from core.hookspecs import Choice, hookimpl
+from core.northbound.body import refusing
 from core.northbound.models import ModelCard
 from core.proxy import Proxy
 from core.reply import GenerateReply, Output
@@ -40,4 +41,5 @@ __all__ = [
     "WorkerInfo",
     "WorkerSettings",
     "hookimpl",
+    "refusing",
 ]
