@@ -6,6 +6,7 @@ from grpclib.const import Status
 from trio.testing import wait_all_tasks_blocked
 
 from core.errors import PluginFault
+from tests.unit.core.rig import make_call
 from tests.unit.plugins.lora.fleet import Control, lora_fleet, message, refused
 
 
@@ -106,6 +107,42 @@ async def test_a_worker_that_joins_while_the_others_load_is_loaded_too(fleet, be
     await wait_all_tasks_blocked(0.01)
     assert fleet.held == [["math@1" if before else "math"]] * 3
     assert (await fleet.adapters())["math"]["workers"] == ["late", "w0", "w1"]
+
+
+async def test_a_worker_that_joins_during_a_load_does_not_get_the_version_before(fleet):
+    await fleet.load("math", fleet.adapter("one"))
+    gate = fleet.controls["w0"].stalls["load"] = trio.Event()
+    path = fleet.adapter("two")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: fleet.load("math", path, load_inplace=True))
+        while len(fleet.controls["w0"].asked) < 2:
+            await wait_all_tasks_blocked(0.01)
+        nursery.start_soon(fleet.join, "late")
+        await wait_all_tasks_blocked(0.01)
+        gate.set()
+    assert fleet.controls["late"].asked == [("load", "math@1")]
+
+
+async def test_a_worker_that_was_emptied_before_it_joined_is_prepared_again(fleet):
+    await fleet.load("math", fleet.adapter("one"))
+    worker = fleet.add("late")
+    for _ in range(2):  # some other plugin isn't done with it yet
+        await fleet.proxy.registry.prepare(worker)
+        assert fleet.held[2] == ["math"]
+        fleet.controls["late"].held.clear()
+
+
+async def test_a_version_that_only_calls_in_flight_use_is_not_learnt_from_a_worker_that_comes_back(fleet):
+    await fleet.load("math", fleet.adapter("one"))
+    call = make_call(model="math")
+    fleet.plugin.receive_call(call)
+    await fleet.load("math", fleet.adapter("two"), load_inplace=True)
+    fleet.move("w1", "gone")
+    await fleet.proxy.registry.prepare(fleet.workers["w1"])
+    assert fleet.held == [["math", "math@1"], ["math@1"]]
+    fleet.plugin.call_settled(call)
+    await wait_all_tasks_blocked(0.01)
+    assert fleet.held == [["math@1"]] * 2
 
 
 async def test_a_restarted_proxy_goes_on_with_what_the_workers_hold(tmp_path):
