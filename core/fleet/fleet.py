@@ -64,6 +64,8 @@ class Fleet:
         failures = certain = 0
         while True:
             failure = await self._look(worker, connection)
+            if failure and not failure.certain and worker.administrations and worker.state not in _ABSENT:
+                failure = None  # vLLM 0.33: an engine answers nobody while it joins a trainer's group, or receives weights
             failures = failures + 1 if failure else 0
             certain = certain + 1 if failure and failure.certain else 0
             if failure and (failure.certain or failures >= self._probe.failures or worker.state in _ABSENT):

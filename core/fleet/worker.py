@@ -66,6 +66,8 @@ class Worker:
         self.http: httpx.AsyncClient | None = None
         #: Unix time, in seconds, at which it was last introduced.
         self.introduced_at = 0.0
+        #: Operations of administration that it has not answered yet. Its engine may be too busy with one to answer a probe.
+        self.administrations = 0
         self._calls: set[trio.CancelScope] = set()
         self._suspected = trio.Event()
 
@@ -111,6 +113,15 @@ class Worker:
         """The worker is dead though its connections stand (vLLM 0.33: streams of an engine that was killed hang for ever)."""
         for scope in self._calls:
             scope.cancel()
+
+    @contextmanager
+    def administered(self) -> Generator[None, None, None]:
+        """The scope of an operation on this worker."""
+        self.administrations += 1
+        try:
+            yield
+        finally:
+            self.administrations -= 1
 
     def suspect(self) -> None:
         """A call found the worker unreachable: probe it now."""

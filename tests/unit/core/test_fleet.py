@@ -146,6 +146,17 @@ async def test_calls_are_lost_when_a_worker_is_dead_for_certain_and_not_when_it_
             await trio.sleep(20)
 
 
+async def test_a_worker_that_is_busy_with_an_update_may_leave_probes_unanswered_but_not_say_that_it_is_dead(monkeypatch, autojump_clock):
+    async with Served(monkeypatch, RUNNING, interval=2.0, failures=2).running() as served:
+        with served.worker.administered():
+            served.connection.answer = ProbeFailed("no answer", certain=False)
+            await trio.sleep(20)
+            assert served.worker.state == "ready"
+            served.connection.answer = ProbeFailed("its engine is dead", certain=True)
+            await trio.sleep(2.5)
+            assert served.worker.state == "gone"
+
+
 async def test_a_certain_failure_is_the_end_at_once(monkeypatch, autojump_clock):
     async with Served(monkeypatch, RUNNING, interval=2.0).running() as served:
         served.connection.answer = ProbeFailed("it says so itself", certain=True)
