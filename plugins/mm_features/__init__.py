@@ -168,11 +168,11 @@ class MultimodalFeatures:
         media = call.notes.get(_NAME)
         if media is None:
             return
-        lowered = [item.lowered(identifier) for item, identifier in zip(media, call.identity.media, strict=True)]
-        if isinstance(request, GenerateRequest):
-            request.media.extend(lowered)
-        else:
-            request[_PARTS] = lowered
+        for item, identifier in zip(media, call.identity.media, strict=True):
+            if isinstance(request, GenerateRequest):
+                item.lower(request.media.add(), identifier)
+            else:
+                request.setdefault(_PARTS, []).append(item.lower(identifier))
 
     @hookimpl
     def lift_output(self, call: Call, output: Output) -> None:

@@ -11,7 +11,8 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from core import BadRequest, refusing
-from core.wire.generated.inference_pb2 import MediaItem, PreprocessedMediaFeatures
+from core.wire.generated.inference_pb2 import MediaItem
+from plugins.mm_features.base64 import decode_base64
 from plugins.mm_features.kwargs import check_kwargs
 from plugins.mm_features.msgpack import Malformed
 
@@ -66,17 +67,16 @@ class Feature(Struct):
         """What names it."""
         return self.digest
 
-    def lowered(self, identifier: str) -> MediaItem:
-        """As vLLM's gRPC takes it, under the identifier by which it is cached. The client's hash doesn't go along: it may be wrong."""
-        features = PreprocessedMediaFeatures(
-            kwargs=self.data,
-            identifier=identifier,
-            mm_hash=self.digest,
-            offset=self.offset,
-            length=self.length,
-            is_embed=self.is_embed,
-        )
-        return MediaItem(modality=_MODALITIES[self.modality], features=features)
+    def lower(self, item: MediaItem, identifier: str) -> None:
+        """Fill vLLM's message, under the identifier by which it is cached. The client's hash doesn't go along: it may be wrong."""
+        item.modality = _MODALITIES[self.modality]
+        features = item.features
+        features.kwargs = self.data
+        features.identifier = identifier
+        features.mm_hash = self.digest
+        features.offset = self.offset
+        features.length = self.length
+        features.is_embed.extend(self.is_embed)
 
 
 def is_null(raw: Raw) -> bool:
@@ -143,10 +143,24 @@ def _check_ranges(items: Sequence[Feature], prompt_length: int) -> None:
 
 
 def _decode(encoded: Raw, path: str) -> bytes:
-    with refusing(path):
-        data = msgspec.json.decode(encoded, type=bytes)
+    text = memoryview(encoded)
+    if text[0] != ord('"'):
+        raise BadRequest(f"{path}: it must be a string of base64, or null", param=path)
+    try:
+        data = decode_base64(text[1:-1])
+    except ValueError:  # some encoders escape the slash
+        data = _decode_escaped(encoded, path)
     try:
         check_kwargs(data)
     except Malformed as error:
         raise BadRequest(f"{path}: {error}", param=path) from error
     return data
+
+
+def _decode_escaped(encoded: Raw, path: str) -> bytes:
+    with refusing(path):
+        text = msgspec.json.decode(encoded, type=str)
+    try:
+        return decode_base64(text)
+    except ValueError as error:
+        raise BadRequest(f"{path}: it is no base64: {error}", param=path) from error

@@ -3,7 +3,6 @@
 An address may only be one that carries its content, or one on a host that the settings name: the worker would fetch any other as well.
 """
 
-import binascii
 import re
 from collections.abc import Set
 from typing import Annotated, Any, Final, Literal
@@ -12,6 +11,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from core import BadRequest, refusing
+from plugins.mm_features.base64 import decode_base64
 from plugins.mm_features.features import Modality, digest_of
 
 _PATH: Final = "content_parts"
@@ -48,7 +48,7 @@ class Part(Struct, frozen=True):
         """What names it: its content, or else its address. Calls with one address may share KV."""
         return self.digest or "at:" + digest_of(self.modality, self.url.encode())
 
-    def lowered(self, identifier: str) -> dict[str, Any]:
+    def lower(self, identifier: str) -> dict[str, Any]:
         """As vLLM reads it: `uuid` is the identifier under which it is cached, and without one the worker hashes the content."""
         part = {"type": self.type, "url": self.url}
         return part | {"uuid": identifier} if self.digest else part
@@ -67,9 +67,9 @@ def read_parts(raw: Raw, hosts: Set[str]) -> list[Part]:
 def _read(part: _Part, path: str, hosts: Set[str]) -> Part:
     if head := _DATA.match(part.url):
         try:
-            content = binascii.a2b_base64(part.url[head.end() :], strict_mode=True)
+            content = decode_base64(part.url[head.end() :])
         except ValueError as error:
-            raise BadRequest(f"{path}.url: {error}", param=f"{path}.url") from error
+            raise BadRequest(f"{path}.url: it is no base64: {error}", param=f"{path}.url") from error
         return Part(part.type, part.url, part.uuid or "", digest_of(_MODALITIES[part.type], content), f"{path}.uuid")
     found = _HTTP.fullmatch(part.url)
     if not found or found[1].lower() not in hosts:

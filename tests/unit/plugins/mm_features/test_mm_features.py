@@ -9,11 +9,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace as changed
 
-from core import Call, hookimpl
+from core import OVER_GRPC, Call, hookimpl
 from core.errors import CallError
 from core.fleet.worker import Worker
 from core.northbound.body import parse_call
-from core.wire.generated.inference_pb2 import MediaItem
+from core.wire.generated.inference_pb2 import GenerateRequest, MediaItem
 from core.wire.needs import RUST_HTTP_CAN
 from plugins.mm_features import MAX_BYTES, MultimodalFeatures, Settings
 from plugins.mm_features.features import digest_of
@@ -115,6 +115,14 @@ async def test_large_items_are_read_in_a_thread_with_the_same_result():
     bed = Bed()
     wrong = large[:-30] + b"\xc1" * 30
     assert (await bed.refusal(features=one(wrong)))[1] == "features.kwargs_data.image[0]"
+
+
+async def test_a_slash_may_be_escaped():
+    bed = Bed()
+    data = next(kwargs(fill) for fill in range(256) if "/" in encoded(kwargs(fill)))
+    wire = msgspec.json.encode(body(features=one(data))).replace(b"/", b"\\/")
+    assert (await Browser(wire).ask(bed.rig)).status == 200
+    assert bed.lane.requests[0].media[0].features.kwargs == data
 
 
 # --- identity --------------------------------------------------------------------------------------------------------------------
@@ -329,6 +337,7 @@ def refusal_of(plugin: MultimodalFeatures, call: Call) -> CallError | None:
         plugin.receive_call(call)
         plugin.prepare_call(call)
         plugin.identify_call(call)
+        plugin.lower_call(call, GenerateRequest() if OVER_GRPC in call.needs else {})
     except CallError as error:
         return error
     return None
