@@ -61,4 +61,6 @@ class _FleetCollector(Collector):
             in_flight.add_metric([worker.id], worker.in_flight)
         yield states
         yield in_flight
+        quarantined = sum(worker.state == "quarantined" for worker in self._fleet.workers.values())
+        yield GaugeMetricFamily("headrace_quarantined_workers", "Workers that failed an update and take no calls", value=quarantined)
         yield GaugeMetricFamily("headrace_gate_waiting", "Calls that wait at the gate", value=self._fleet.gate.waiting)

@@ -1,7 +1,7 @@
 """All workers: joining when they are ready, leaving when they are not."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import structlog
 import trio
@@ -10,7 +10,7 @@ from core.errors import PluginFault
 from core.fleet.connection import Connection, connect
 from core.fleet.gate import Gate
 from core.fleet.probe import ProbeFailed
-from core.fleet.worker import State, Worker
+from core.fleet.worker import HeldState, Hold, Observed, State, Worker
 from core.registry import Registry
 from core.settings import GateSettings, ProbeSettings, WorkerSettings
 
@@ -26,16 +26,20 @@ class Fleet:
     def __init__(self, probe: ProbeSettings, gate: GateSettings, registry: Registry) -> None:
         self._probe = probe
         self._registry = registry
+        #: In the order of the settings, then of their coming: cohorts have it, too.
         self.workers: dict[str, Worker] = {}
+        #: Told of each worker that comes, before the plugins are, and before it can get a call: it may hold it.
+        self.greet: Callable[[Worker], None] = lambda _: None
         #: The workers that take calls, in the order in which they were added.
         self.ready: tuple[Worker, ...] = ()
         self.gate = Gate(gate)
 
     async def run(self, workers: Iterable[WorkerSettings]) -> None:
         """Serve these workers until cancelled."""
+        entered = [self._enter(settings) for settings in workers]
         async with trio.open_nursery() as nursery:
-            for settings in workers:
-                nursery.start_soon(self.serve, settings)
+            for worker in entered:
+                nursery.start_soon(self._serve, worker)
 
     async def serve(self, settings: WorkerSettings) -> None:
         """Keep one worker in the fleet for as long as this runs: connect, probe, let it join and leave.
@@ -43,22 +47,42 @@ class Fleet:
         Cancellation is how it ends: the worker leaves the fleet and its connections are closed.
         Raises: `ValueError` when a worker of that id is there already.
         """
-        worker = Worker(settings)
-        if worker.id in self.workers:
-            raise ValueError(f"worker {worker.id!r} is in the fleet already")
-        self.workers[worker.id] = worker
-        try:
-            async with connect(settings) as connection:
-                worker.control, worker.http = connection.control, connection.http
-                await self._watch(worker, connection)
-        finally:
-            self._set(worker, "gone", "taken out of the fleet")
-            del self.workers[worker.id]
+        await self._serve(self._enter(settings))
 
     def paused(self, worker: Worker) -> None:
         """Somebody has paused the worker's engine: no calls until a probe finds it running."""
         if worker.state == "ready":
             self._set(worker, "paused", "its engine refused a call, because it is paused")
+
+    def hold(self, worker: Worker, state: HeldState, reason: str) -> None:
+        """Hold a worker in a state, in the place of the one that it was held in; no call goes there until it is released."""
+        worker.hold = Hold(state, reason)
+        worker.changes += 1
+        self._show(worker)
+
+    def release(self, worker: Worker, *, running: bool = False) -> None:
+        """Leave the worker to its probes again. `running`: its engine has just been resumed, so that none needs to be waited for."""
+        worker.hold = None
+        worker.changes += 1
+        if running and worker.observed.state == "paused":
+            worker.observed = Observed("ready", "")
+        self._show(worker)
+
+    def _enter(self, settings: WorkerSettings) -> Worker:
+        worker = Worker(settings)
+        if worker.id in self.workers:
+            raise ValueError(f"worker {worker.id!r} is in the fleet already")
+        self.workers[worker.id] = worker
+        return worker
+
+    async def _serve(self, worker: Worker) -> None:
+        try:
+            async with connect(worker.settings) as connection:
+                worker.control, worker.http = connection.control, connection.http
+                await self._watch(worker, connection)
+        finally:
+            self._set(worker, "gone", "taken out of the fleet")
+            del self.workers[worker.id]
 
     async def _watch(self, worker: Worker, connection: Connection) -> None:
         failures = certain = 0
@@ -81,7 +105,11 @@ class Fleet:
             with trio.fail_after(self._probe.timeout):
                 if worker.state in _ABSENT:
                     await self._introduce(worker, connection)
+                changes = worker.changes
                 report = await connection.probe.check()
+            if worker.changes != changes:
+                worker.suspect()
+                return None
             worker.policy_version = report.policy_version
             if worker.state in _ABSENT:
                 await self._registry.prepare(worker)
@@ -104,15 +132,24 @@ class Fleet:
         worker.lanes = await connection.lanes(worker.info.max_model_len)
 
     def _set(self, worker: Worker, state: State, reason: str) -> None:
+        """Note how a worker is, as its probes have it."""
+        if worker.observed.state in _ABSENT and state not in _ABSENT:
+            self.greet(worker)
+        worker.observed = Observed(state, reason)
+        self._show(worker)
+
+    def _show(self, worker: Worker) -> None:
         before, known = worker.state, worker.reason
-        worker.state, worker.reason = state, reason
-        if (state, reason) != (before, known):
-            log.info("worker.state", worker=worker.id, state=state, before=before, reason=reason)
-        if before == state:
+        shown = worker.hold if worker.hold and worker.observed.state not in _ABSENT else worker.observed
+        worker.state, worker.reason = shown.state, shown.reason
+        if (worker.state, worker.reason) == (before, known):
             return
-        if before in _ABSENT and state not in _ABSENT:
+        log.info("worker.state", worker=worker.id, state=worker.state, before=before, reason=worker.reason)
+        if before == worker.state:
+            return
+        if before in _ABSENT and worker.state not in _ABSENT:
             self._registry.tell("worker_joined", worker=worker)
         self.ready = tuple(w for w in self.workers.values() if w.state == "ready")
-        if state in _ABSENT and before not in _ABSENT:
+        if worker.state in _ABSENT and before not in _ABSENT:
             self._registry.tell("worker_left", worker=worker)
         self.gate.notify()

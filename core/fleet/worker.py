@@ -17,6 +17,23 @@ from core.wire.lane import Lane
 #: `quarantined` it failed an update · `draining` finishes what it has · `gone` can't be reached, or is not healthy.
 State = Literal["starting", "ready", "paused", "updating", "quarantined", "draining", "gone"]
 
+#: States in which headrace itself holds a worker, whatever probes find.
+HeldState = Literal["paused", "updating", "quarantined", "draining"]
+
+
+class Observed(Struct, frozen=True):
+    """How a worker is, as far as its probes tell: `starting`, `ready`, `paused` or `gone`."""
+
+    state: State
+    reason: str
+
+
+class Hold(Struct, frozen=True):
+    """A state in which headrace holds a worker, and why. It is hidden, and stays, while the worker can't be reached."""
+
+    state: HeldState
+    reason: str
+
 
 class WorkerInfo(Struct, frozen=True, kw_only=True):
     """What a worker says of itself once; lengths and sizes are in tokens unless they say otherwise."""
@@ -46,7 +63,7 @@ class WorkerInfo(Struct, frozen=True, kw_only=True):
 class Worker:
     """A worker and its state.
 
-    Only the fleet changes `state`, `info`, `lanes` and `policy_version`; plugins read them.
+    Only the fleet changes `state`, `hold`, `info`, `lanes` and `policy_version`; plugins read them.
     """
 
     def __init__(self, settings: WorkerSettings) -> None:
@@ -56,6 +73,10 @@ class Worker:
         self.state: State = "starting"
         #: Why it is in that state; empty when it is ready.
         self.reason = "not probed yet"
+        self.observed = Observed(self.state, self.reason)
+        self.hold: Hold | None = None
+        #: Counts what was done to the engine; an answer to a probe that was sent before is out of date.
+        self.changes = 0
         self.info: WorkerInfo | None = None
         #: The version of its weights as the worker labels them; `None` when it doesn't tell.
         self.policy_version: str | None = None

@@ -8,7 +8,7 @@ import trio
 
 from core.call import Call, Outcome, SamplingParams
 from core.fleet.fleet import Fleet
-from core.fleet.worker import State, Worker, WorkerInfo
+from core.fleet.worker import Observed, State, Worker, WorkerInfo
 from core.hookspecs import hookimpl
 from core.metrics import Metrics
 from core.northbound.generate import GenerateRoute
@@ -29,6 +29,7 @@ def make_worker(name: str, *lanes: Lane, models: Sequence[str] = ("tiny",), stat
     worker.lanes = lanes
     worker.state = state
     worker.reason = "" if state == "ready" else f"{state} in a test"
+    worker.observed = Observed(worker.state, worker.reason)
     return worker
 
 

@@ -230,6 +230,72 @@ def raises(error):
     raise error
 
 
+async def test_a_held_worker_stays_as_it_is_held_whatever_its_probes_say(monkeypatch, autojump_clock):
+    async with Served(monkeypatch, RUNNING, interval=2.0).running() as served:
+        served.fleet.hold(served.worker, "quarantined", "it failed an update")
+        assert (served.worker.state, served.worker.reason, served.fleet.ready) == ("quarantined", "it failed an update", ())
+        for answer in (PAUSED, RUNNING):
+            served.connection.answer = answer
+            await trio.sleep(5)
+            assert served.worker.state == "quarantined"
+        served.fleet.release(served.worker)
+        assert (served.worker.state, served.worker.reason, served.fleet.ready) == ("ready", "", (served.worker,))
+
+
+async def test_a_held_worker_that_is_gone_is_gone_and_held_again_when_it_comes_back(monkeypatch, autojump_clock):
+    async with Served(monkeypatch, RUNNING, interval=2.0).running() as served:
+        served.fleet.hold(served.worker, "quarantined", "it failed an update")
+        served.connection.answer = ProbeFailed("refused", certain=True)
+        await trio.sleep(2.5)
+        assert (served.worker.state, served.worker.reason) == ("gone", "refused")
+        served.connection.answer = RUNNING
+        await trio.sleep(2.5)
+        assert (served.worker.state, served.fleet.ready) == ("quarantined", ())
+    assert [told[0] for told in served.told] == ["joined", "left", "joined", "left"]
+
+
+async def test_a_worker_that_was_resumed_takes_calls_at_once(monkeypatch, autojump_clock):
+    async with Served(monkeypatch, PAUSED, interval=1000.0).running() as served:
+        served.fleet.hold(served.worker, "paused", "by a trainer")
+        served.fleet.release(served.worker, running=True)
+        assert served.fleet.ready == (served.worker,)
+
+
+async def test_an_answer_from_before_a_change_is_not_believed(monkeypatch, autojump_clock):
+    async with Served(monkeypatch, RUNNING, interval=2.0).running() as served:
+        answered = trio.Event()
+
+        async def check():  # the worker was still paused when it answered
+            await answered.wait()
+            served.connection.check = lambda: Answers.check(served.connection)
+            return PAUSED
+
+        served.connection.check = check
+        await trio.sleep(2.5)
+        served.fleet.hold(served.worker, "paused", "by a trainer")
+        served.fleet.release(served.worker, running=True)
+        answered.set()
+        await wait_all_tasks_blocked()
+        assert served.worker.state == "ready"
+
+
+async def test_who_greets_a_worker_may_hold_it_before_its_first_call(monkeypatch, autojump_clock):
+    served = Served(monkeypatch, RUNNING)
+    served.fleet.greet = lambda worker: served.fleet.hold(worker, "paused", "the others are")
+    async with served.running():
+        assert (served.worker.state, served.fleet.ready) == ("paused", ())
+
+
+async def test_workers_stand_in_the_order_of_the_settings(monkeypatch, autojump_clock):
+    served = Served(monkeypatch, RUNNING)
+    names = [str(number) for number in range(20)]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(served.fleet.run, [WorkerSettings(grpc="127.0.0.1:1", id=name) for name in names])
+        await wait_all_tasks_blocked()
+        assert list(served.fleet.workers) == [worker.id for worker in served.fleet.ready] == names
+        nursery.cancel_scope.cancel()
+
+
 # --- the HTTP probe ----------------------------------------------------------------------------------------------------------
 
 MODELS = {

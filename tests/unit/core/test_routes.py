@@ -194,6 +194,16 @@ async def test_a_worker_that_has_left_leaves_no_series_behind(status):
     assert b"headrace_worker_in_flight{" not in rig.metrics.text()
 
 
+async def test_quarantined_workers_are_counted_and_their_reason_is_shown(status):
+    rig = Rig(make_worker("a", ScriptedLane()), make_worker("b", ScriptedLane()))
+    rig.fleet.hold(rig.workers[0], "quarantined", "it failed in update_weights")
+    text = rig.metrics.text()
+    assert b"headrace_quarantined_workers 1.0" in text
+    assert b'headrace_worker_state{state="quarantined",worker="a"} 1.0' in text
+    entry = rig.workers[0].describe()
+    assert (entry["state"], entry["reason"]) == ("quarantined", "it failed in update_weights")
+
+
 async def test_settled_calls_are_counted():
     rig = Rig(make_worker("a", ScriptedLane([output(7, 8, finish="stop", cached_tokens=2)])))
     await Browser().ask(rig)
