@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.workers import cache, components, tiny_model
+from tests.workers import cache, components, tiny_model, tiny_vision
 from tests.workers.processes import Command, Processes, StartFailed, accepts, free_ports, get
 from tests.workers.running import RunningWorker
 from tests.workers.scripted_engine.settings import Settings
@@ -65,6 +65,7 @@ def scripted(
     *,
     served_model_names: Sequence[str] = (_MODEL,),
     scale_out: bool = True,
+    sees: bool = False,
     fail: Sequence[str] = (),
     extension_methods: Sequence[str] = (),
     server_arguments: Sequence[str] = (),
@@ -74,7 +75,8 @@ def scripted(
     """Run the real server with a scripted engine, in development mode, with scale-out routes and adapters at run time.
 
     `fail` names utilities and worker methods that always fail, `extension_methods` further methods for `/collective_rpc`, each of which
-    replaces the weights. `server_arguments` go to `vllm-rs serve`, `environment` on top of its environment. `settings` are fields of
+    replaces the weights. With `sees` the model is the tiny Qwen3-VL, for which the server prepares media. `server_arguments` go to
+    `vllm-rs serve`, `environment` on top of its environment. `settings` are fields of
     `scripted_engine.settings.Settings`, such as `world_size`, `max_model_len`, `fast` or `tokens_per_step`; with a `data_parallel_size` of
     N there are N engine processes. With `fast` no events are logged.
 
@@ -83,7 +85,10 @@ def scripted(
     of_engine = Settings(**settings)
     binary = components.server_binary()
     with _folder("scripted") as folder:
-        tiny_model.write(folder / "model", vocab_size=of_engine.vocab_size)
+        if sees:
+            tiny_vision.write(folder / "model")
+        else:
+            tiny_model.write(folder / "model", vocab_size=of_engine.vocab_size)
         events = None if of_engine.fast else folder / "events.jsonl"
 
         def commands(http_port: int, grpc_port: int, handshake_port: int) -> list[Command]:

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
-from tests.workers import tiny_model
-from tests.workers.tiny_vision import CONFIG, PROCESSOR, tokenizer
+from tests.workers import tiny_model, tiny_vision
 
 #: As in `tiny_weights`: outputs then depend visibly on what went in.
 _SPREAD = {"initializer_range": 0.2}
@@ -26,30 +25,23 @@ _EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size":
 def write_experts(folder: Path) -> None:
     """Write the mixture of experts."""
     torch.manual_seed(0)
-    own = {"architectures", "model_type"}
-    settings = {name: value for name, value in tiny_model.CONFIG.items() if name not in own}
-    _save(Qwen3MoeForCausalLM(Qwen3MoeConfig(**settings, **_EXPERTS, **_SPREAD)), folder)
+    Qwen3MoeForCausalLM(Qwen3MoeConfig(**_own(tiny_model.CONFIG), **_EXPERTS, **_SPREAD)).save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    tiny_model.write(folder)
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
 
 
 def write_vision(folder: Path) -> None:
-    """Write the model that sees, with what prepares images for it."""
+    """Write the model that sees."""
     torch.manual_seed(0)
-    config = Qwen3VLConfig(**{name: part | _SPREAD if isinstance(part, dict) else part for name, part in CONFIG.items()})
-    _save(Qwen3VLForConditionalGeneration(config), folder)
-    for name, content in {"tokenizer.json": tokenizer(), **PROCESSOR}.items():
-        _write(folder / name, content)
+    config = {name: part | _SPREAD if isinstance(part, dict) else part for name, part in _own(tiny_vision.CONFIG).items()}
+    Qwen3VLForConditionalGeneration(Qwen3VLConfig(**config)).save_pretrained(folder)
+    tiny_vision.write(folder)
 
 
-def _save(model: Any, folder: Path) -> None:
-    """Save a model with the tiny model's tokenizer, and its own configuration."""
-    model.save_pretrained(folder)
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    tiny_model.write(folder)
-    _write(folder / "config.json", config)
-
-
-def _write(path: Path, content: Any) -> None:
-    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+def _own(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration without what its class says."""
+    return {name: value for name, value in config.items() if name not in ("architectures", "model_type")}
 
 
 if __name__ == "__main__":

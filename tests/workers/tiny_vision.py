@@ -3,6 +3,8 @@
 An image of 32 × 32 pixels is one token, 64 × 64 are four.
 """
 
+import json
+from pathlib import Path
 from typing import Any
 
 from tests.workers import tiny_model
@@ -15,7 +17,10 @@ PATCH_VALUES = 3 * 2 * 16 * 16
 MERGE = 2
 
 CONFIG: dict[str, Any] = {
+    "architectures": ["Qwen3VLForConditionalGeneration"],
+    "model_type": "qwen3_vl",
     "text_config": {
+        "model_type": "qwen3_vl_text",
         **{
             name: tiny_model.CONFIG[name]
             for name in (
@@ -29,6 +34,8 @@ CONFIG: dict[str, Any] = {
         "eos_token_id": tiny_model.IM_END,
     },
     "vision_config": {
+        "model_type": "qwen3_vl_vision",
+        "in_channels": 3,
         "depth": 2,
         "hidden_size": 64,
         "intermediate_size": 128,
@@ -61,6 +68,13 @@ PROCESSOR: dict[str, Any] = {
 }
 
 _TOKENS = {"<|vision_start|>": VISION_START, "<|vision_end|>": VISION_END, "<|image_pad|>": IMAGE, "<|video_pad|>": VIDEO}
+
+
+def write(folder: Path) -> None:
+    """Write configuration, tokenizer, and what prepares pictures, into `folder`, which is made if it is missing."""
+    tiny_model.write(folder)
+    for name, content in {"config.json": CONFIG, "tokenizer.json": tokenizer(), **PROCESSOR}.items():
+        (folder / name).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def tokenizer() -> dict[str, Any]:
