@@ -8,6 +8,7 @@ that are thousands of open files. And its shutdown waits, with no end, for a cli
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, Final, cast
 
 from hypercorn.app_wrappers import ASGIWrapper
@@ -82,7 +83,9 @@ class Connections:
         task = cast("asyncio.Task[None]", asyncio.current_task())
         self._open[task] = writer
         task.add_done_callback(self._open.pop)
-        await _Connection(self._app, asyncio.get_running_loop(), self._config, self._context, {}, reader, writer)
+        # Only `end` cancels this task. Left cancelled, asyncio's streams would print a traceback for it (Python < 3.12).
+        with suppress(asyncio.CancelledError):
+            await _Connection(self._app, asyncio.get_running_loop(), self._config, self._context, {}, reader, writer)
 
 
 def _config() -> Config:
