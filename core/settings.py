@@ -94,6 +94,19 @@ class GateSettings(Struct, frozen=True, forbid_unknown_fields=True):
     timeout: Seconds = 1800.0
 
 
+class AdministrationSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """Pausing, sleeping and updating the fleet."""
+
+    #: For each worker's answer to what needs nobody but it: pausing (but for mode=wait), resuming, labels. Collective steps have none.
+    deadline: Seconds = 60.0
+    #: An operation that lasts longer is reported in the log, again and again, with the workers that it waits for.
+    stuck_after: Seconds = 60.0
+    #: A pause ends when its trainer has been silent for so long. As long as calls wait at the gate.
+    lease: Seconds = 1800.0
+    #: SQLite file of the journal, which then survives a restart. Empty: in memory only.
+    journal: str = ""
+
+
 class RoutingSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Who places calls."""
 
@@ -126,6 +139,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     server: ServerSettings = ServerSettings()
     probe: ProbeSettings = ProbeSettings()
     gate: GateSettings = GateSettings()
+    administration: AdministrationSettings = AdministrationSettings()
     routing: RoutingSettings = field(default_factory=RoutingSettings)
     log: LogSettings = LogSettings()
     plugins: PluginsSettings = field(default_factory=PluginsSettings)

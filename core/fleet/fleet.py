@@ -60,11 +60,16 @@ class Fleet:
         worker.changes += 1
         self._show(worker)
 
-    def release(self, worker: Worker, *, running: bool = False) -> None:
-        """Leave the worker to its probes again. `running`: its engine has just been resumed, so that none needs to be waited for."""
+    def release(self, worker: Worker) -> None:
+        """Leave the worker to its probes again."""
         worker.hold = None
         worker.changes += 1
-        if running and worker.observed.state == "paused":
+        self._show(worker)
+
+    def resumed(self, worker: Worker) -> None:
+        """The worker's engine has just been resumed: no probe needs to be waited for."""
+        worker.changes += 1
+        if worker.observed.state == "paused":
             worker.observed = Observed("ready", "")
         self._show(worker)
 

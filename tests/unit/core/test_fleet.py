@@ -257,7 +257,9 @@ async def test_a_held_worker_that_is_gone_is_gone_and_held_again_when_it_comes_b
 async def test_a_worker_that_was_resumed_takes_calls_at_once(monkeypatch, autojump_clock):
     async with Served(monkeypatch, PAUSED, interval=1000.0).running() as served:
         served.fleet.hold(served.worker, "paused", "by a trainer")
-        served.fleet.release(served.worker, running=True)
+        served.fleet.resumed(served.worker)
+        assert served.fleet.ready == ()
+        served.fleet.release(served.worker)
         assert served.fleet.ready == (served.worker,)
 
 
@@ -273,7 +275,7 @@ async def test_an_answer_from_before_a_change_is_not_believed(monkeypatch, autoj
         served.connection.check = check
         await trio.sleep(2.5)
         served.fleet.hold(served.worker, "paused", "by a trainer")
-        served.fleet.release(served.worker, running=True)
+        served.fleet.release(served.worker)
         answered.set()
         await wait_all_tasks_blocked()
         assert served.worker.state == "ready"

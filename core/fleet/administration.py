@@ -1,0 +1,156 @@
+"""The administration of the fleet: who takes part, what is done to them, and what happens when nobody comes back for them."""
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import structlog
+import trio
+
+from core.errors import BadRequest, NotFound, NoWorker
+from core.fleet.control import WorkerControl
+from core.fleet.fleet import Fleet
+from core.fleet.journal import Journal
+from core.fleet.operations import FleetFailed, Operation, Operations
+from core.fleet.pausing import Pausing
+from core.fleet.standing import Standings
+from core.fleet.updating import Updating
+from core.fleet.worker import Worker
+from core.settings import AdministrationSettings
+
+log = structlog.stdlib.get_logger()
+T = TypeVar("T")
+
+
+class Administration:
+    """`pausing` and `updating` act on workers that `workers` or `worker` has selected; `run` must be running."""
+
+    def __init__(self, fleet: Fleet, settings: AdministrationSettings) -> None:
+        self._fleet = fleet
+        self._settings = settings
+        self.journal = Journal(settings.journal)
+        self._standings = Standings(fleet, self.journal)
+        self._operations = Operations(settings, self.journal)
+        self._operations.ended = lambda operation: self._standings.touch(self._there(operation.workers))
+        self.pausing = Pausing(settings, self._operations, self._standings)
+        self.updating = Updating(settings, self._operations, self._standings, self.pausing, self.journal)
+
+    async def run(self) -> None:
+        """Run the operations, end the leases, write the journal. Cancellation ends the operations where they stand."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.journal.run)
+            nursery.start_soon(self._operations.run)
+            nursery.start_soon(self._end_leases)
+
+    def workers(self, model: str = "") -> list[Worker]:
+        """The workers of a model that are there, in their order; it needs no name when the fleet serves one. Their leases begin anew.
+
+        Raises: `BadRequest` when it does need one, `NotFound`, `NoWorker`.
+        """
+        there = self._there(self._fleet.workers.values())
+        if not there:
+            raise NoWorker("no worker is there")
+        names = sorted({worker.models[0] for worker in there})
+        if not model and len(names) > 1:
+            raise BadRequest(f"model: the fleet serves {', '.join(names)}; name one", param="model")
+        found = [worker for worker in there if not model or model in worker.models]
+        if not found:
+            raise NotFound(f"model: no worker serves {model!r}; the fleet serves {', '.join(names)}", param="model")
+        self._standings.touch(found)
+        return found
+
+    def worker(self, id_: str) -> list[Worker]:
+        """This one alone. Raises: `NotFound`, `NoWorker`."""
+        worker = self._fleet.workers.get(id_)
+        if worker is None:
+            known = ", ".join(self._fleet.workers) or "none"
+            raise NotFound(f"there is no worker {id_!r}; the fleet has {known}")
+        if not self._there([worker]):
+            raise NoWorker(f"worker {id_!r} is {worker.state}: {worker.reason}")
+        self._standings.touch([worker])
+        return [worker]
+
+    async def read(self, name: str, workers: Sequence[Worker], question: Callable[[WorkerControl], Awaitable[T]]) -> list[T]:
+        """Ask these workers something that changes nothing; the answers in their order. Cancellation: safe. Raises: `FleetFailed`."""
+        answers = await Operation(name, workers, "").ask(workers, question, deadline=self._settings.deadline)
+        if answers.failures:
+            raise FleetFailed(name, answers.failures)
+        return list(answers.good.values())
+
+    async def do(
+        self, name: str, workers: Sequence[Worker], question: Callable[[WorkerControl], Awaitable[T]], *, by: str, same: str = ""
+    ) -> list[T]:
+        """Let these workers do what has no part in pauses and updates, in turn with them.
+
+        Cancellation: it is done all the same.
+        Raises: `FleetFailed`.
+        """
+
+        async def work(operation: Operation) -> list[T]:
+            answers = await operation.ask(workers, question, deadline=self._settings.deadline)
+            if answers.failures:
+                raise FleetFailed(name, answers.failures, "The other workers did it")
+            return list(answers.good.values())
+
+        return await self._operations.do(name, workers, work, by=by, same=same)
+
+    def quarantine(self, worker: Worker, reason: str, *, by: str) -> None:
+        """Give the worker no more calls, and don't resume it, before it was updated completely or is released. Waits for no operation."""
+        self.journal.add("quarantine", [worker.id], by=by)
+        self._standings.fail(worker, reason)
+
+    def drain(self, worker: Worker, *, by: str) -> None:
+        """Give the worker no more calls; those that it has go on. Waits for no operation."""
+        self.journal.add("drain", [worker.id], by=by)
+        self._standings.of(worker).draining = True
+        self._standings.show(worker)
+
+    async def release(self, worker: Worker, *, by: str) -> None:
+        """Take back a quarantine or a drain, at one's own risk: what its weights are, nobody asks. Raises: `FleetFailed`."""
+
+        async def work(operation: Operation) -> None:
+            self._standings.of(worker).draining = False
+            self._standings.mend(worker)
+            if self._standings.of(worker).paused and not self._standings.others_are_held(worker):
+                await self.pausing.start_again(operation, [worker])
+
+        await self._operations.do("release", [worker], work, by=by)
+
+    def describe(self) -> list[dict[str, Any]]:
+        """The operations in `GET /fleet`."""
+        return [operation.describe() for operation in self._operations.running]
+
+    def _there(self, workers: Iterable[Worker]) -> list[Worker]:
+        return [worker for worker in workers if worker.info and worker.state not in ("starting", "gone")]
+
+    def _expiry(self, worker: Worker) -> float:
+        standing = self._standings.of(worker)
+        left_alone = standing.updating or ((standing.paused or standing.waits) and not standing.asleep)
+        if standing.failed or not left_alone or self._operations.is_busy(worker):
+            return float("inf")
+        return standing.touched + self._settings.lease
+
+    async def _end_leases(self) -> None:
+        while True:
+            changed = self._standings.changed
+            there = self._there(self._fleet.workers.values())
+            with trio.move_on_at(min(map(self._expiry, there), default=float("inf"))):
+                await changed.wait()
+                continue
+            if expired := [worker for worker in there if self._expiry(worker) <= trio.current_time()]:
+                await self._end_lease(expired)
+
+    async def _end_lease(self, workers: Sequence[Worker]) -> None:
+        """A fleet that sleeps is left alone: whoever has put it to sleep may be using its memory."""
+        seconds = self._settings.lease
+        log.error("fleet.lease_ended", workers=[worker.id for worker in workers], seconds=seconds)
+
+        async def work(operation: Operation) -> None:
+            broken = [worker for worker in workers if self._standings.of(worker).updating]
+            await self.updating.abandon(operation, broken)
+            for worker in broken:
+                self._standings.fail(worker, f"its trainer was silent for {seconds:g} s in the middle of a weight update")
+            for worker in workers:
+                self._standings.of(worker).waits = False
+            await self.pausing.start_again(operation, [worker for worker in workers if worker not in broken])
+
+        await self._operations.do("lease_ended", workers, work, by="headrace")

@@ -1,0 +1,132 @@
+"""The journal: who changed what in the fleet, and when. Entries are added, and never changed."""
+
+import math
+import sqlite3
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import structlog
+import trio
+from msgspec import Struct
+
+log = structlog.stdlib.get_logger()
+
+#: Entries that are kept in memory, and shown.
+KEPT: Final = 1000
+_SCHEMA: Final = "CREATE TABLE IF NOT EXISTS entries (at REAL, what TEXT, by TEXT, workers TEXT, detail TEXT)"
+#: For one write, which nothing else can end.
+_WRITE_SECONDS: Final = 5.0
+
+
+class Entry(Struct, frozen=True):
+    """One transition. `at` is Unix time in seconds, `by` whoever asked for it: a client's address and name, or `headrace`."""
+
+    at: float
+    #: An operation (`pause`, `update_weights`, …), or `state` for what became of one worker.
+    what: str
+    by: str
+    workers: tuple[str, ...]
+    #: `outcome` and `seconds` of an operation; `state`, `reason` and `instance` of a worker.
+    detail: dict[str, Any]
+
+
+class Journal:
+    """The latest entries in memory, and all of them in an SQLite file when there is a path.
+
+    Writing never waits for the file, and a file that can't be written is a warning in the log: the fleet goes on.
+    """
+
+    def __init__(self, path: str = "") -> None:
+        self._path = path
+        self.entries: deque[Entry] = deque(maxlen=KEPT)
+        self._send, self._receive = trio.open_memory_channel[Entry | trio.Event](math.inf)
+        if path:
+            self.entries.extend(_read(path))
+
+    def add(self, what: str, workers: Sequence[str], *, by: str, **detail: Any) -> None:
+        """Add an entry, with the time of now."""
+        entry = Entry(time.time(), what, by, tuple(workers), detail)
+        self.entries.append(entry)
+        if self._path:
+            self._send.send_nowait(entry)
+
+    async def flush(self) -> None:
+        """Wait until everything so far lies in the file; for what has to be known after a crash. Needs `run`. Cancellation: safe."""
+        if self._path:
+            written = trio.Event()
+            self._send.send_nowait(written)
+            await written.wait()
+
+    def last_state(self, worker: str, instance: str) -> dict[str, Any] | None:
+        """What the last entry says of this process of a worker: `state`, `reason`, `instance`; `None` when there is none."""
+        for entry in reversed(self.entries):
+            if entry.what == "state" and worker in entry.workers:
+                return entry.detail if entry.detail["instance"] == instance else None
+        return None
+
+    async def run(self) -> None:
+        """Write what is added. Cancellation: what was added before is written, and that is the end; a write has five seconds."""
+        if not self._path:
+            return
+        try:
+            while True:
+                await self._write([await self._receive.receive()])
+        finally:
+            await self._write([])
+
+    async def _write(self, batch: list[Entry | trio.Event]) -> None:
+        while True:
+            try:
+                batch.append(self._receive.receive_nowait())
+            except trio.WouldBlock:
+                break
+        rows = [_row(item) for item in batch if isinstance(item, Entry)]
+        try:
+            if rows:
+                with trio.CancelScope(shield=True), trio.fail_after(_WRITE_SECONDS):
+                    await trio.to_thread.run_sync(_append, self._path, rows, abandon_on_cancel=True)
+        except (sqlite3.Error, trio.TooSlowError) as error:
+            log.warning("journal.failed", path=self._path, error=str(error) or "too slow", entries=len(rows))
+        finally:
+            for item in batch:
+                if isinstance(item, trio.Event):
+                    item.set()
+
+
+def _row(entry: Entry) -> tuple[float, str, str, str, str]:
+    workers, detail = (msgspec.json.encode(value).decode() for value in (entry.workers, entry.detail))
+    return entry.at, entry.what, entry.by, workers, detail
+
+
+def _append(path: str, rows: list[tuple[float, str, str, str, str]]) -> None:
+    connection = sqlite3.connect(path)
+    try:
+        with connection:
+            connection.execute(_SCHEMA)
+            connection.executemany("INSERT INTO entries VALUES (?, ?, ?, ?, ?)", rows)
+    finally:
+        connection.close()
+
+
+def _read(path: str) -> list[Entry]:
+    """The latest entries of the file, the oldest first; none when there is no file yet."""
+    if not Path(path).exists():
+        return []
+    try:
+        connection = sqlite3.connect(path)
+        try:
+            query = "SELECT at, what, by, workers, detail FROM entries ORDER BY rowid DESC LIMIT ?"
+            rows: list[tuple[float, str, str, str, str]] = connection.execute(query, (KEPT,)).fetchall()
+        finally:
+            connection.close()
+        return [
+            Entry(at, what, by, msgspec.json.decode(workers, type=tuple[str, ...]), msgspec.json.decode(detail, type=dict[str, Any]))
+            for at, what, by, workers, detail in reversed(rows)
+        ]
+    except (sqlite3.Error, msgspec.MsgspecError) as error:
+        log.warning("journal.failed", path=path, error=str(error))
+        return []

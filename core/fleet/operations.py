@@ -1,0 +1,204 @@
+"""Operations on workers: asked of all at once, finished whoever has gone, one at a time on each worker, joined when they are the same."""
+
+import math
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from http import HTTPStatus
+from typing import Any, Generic, TypeVar, cast
+
+import structlog
+import trio
+
+from core.beside import beside
+from core.errors import CallError, NoWorker
+from core.fleet.control import ControlFailed, WorkerControl
+from core.fleet.journal import Journal
+from core.fleet.worker import Worker
+from core.settings import AdministrationSettings
+
+log = structlog.stdlib.get_logger()
+T = TypeVar("T")
+
+
+class FleetFailed(CallError):
+    """An operation failed on some workers. The text names each with its error, and says what has become of the others.
+
+    The status is that of the workers when they agree, and 500 otherwise.
+    """
+
+    def __init__(self, operation: str, failures: "Mapping[Worker, ControlFailed]", otherwise: str = "") -> None:
+        statuses = {failure.status for failure in failures.values()}
+        reasons = "; ".join(f"{worker.id}: {failure.reason}" for worker, failure in failures.items())
+        super().__init__(statuses.pop() if len(statuses) == 1 else 500, f"{operation} failed on {reasons}. {otherwise}".strip())
+
+
+class Answers(Generic[T]):
+    """What came of asking several workers: the answers and the failures, each in the order of the workers."""
+
+    def __init__(self, workers: Sequence[Worker], answers: Mapping[Worker, T], failures: Mapping[Worker, ControlFailed]) -> None:
+        self.good = {worker: answers[worker] for worker in workers if worker in answers}
+        self.failures = {worker: failures[worker] for worker in workers if worker in failures}
+
+    @property
+    def refused(self) -> bool:
+        """Nobody did it, and everybody says that the request is the reason: nothing has changed anywhere."""
+        return not self.good and all(failure.status in _REFUSALS for failure in self.failures.values())
+
+
+_REFUSALS = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND, HTTPStatus.NOT_IMPLEMENTED})
+
+
+class Operation:
+    """One operation that runs, or waits for its turn."""
+
+    def __init__(self, name: str, workers: Sequence[Worker], by: str) -> None:
+        self.name = name
+        self.workers = tuple(workers)
+        self.by = by
+        self.started = trio.current_time()
+        #: Workers that were asked and have not answered; `None` while it waits for its turn.
+        self.missing: list[str] | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Since it was asked for."""
+        return round(trio.current_time() - self.started, 3)
+
+    def describe(self) -> dict[str, Any]:
+        """Its entry in `GET /fleet`."""
+        workers = [worker.id for worker in self.workers]
+        missing = None if self.missing is None else list(self.missing)
+        return {"operation": self.name, "workers": workers, "by": self.by, "seconds": self.seconds, "missing": missing}
+
+    async def ask(
+        self, workers: Iterable[Worker], question: Callable[[WorkerControl], Awaitable[T]], *, deadline: float | None
+    ) -> Answers[T]:
+        """Ask these workers, all at once. `deadline` is in seconds; a worker that lets it pass has failed, and may do it all the same.
+
+        Cancellation: those that were asked may have done it.
+        """
+        asked = list(workers)
+        answers: dict[Worker, T] = {}
+        failures: dict[Worker, ControlFailed] = {}
+        self.missing = missing = [worker.id for worker in asked]
+
+        async def ask_one(worker: Worker) -> None:
+            try:
+                with trio.fail_after(math.inf if deadline is None else deadline):
+                    answers[worker] = await question(WorkerControl(worker))
+            except ControlFailed as failure:
+                failures[worker] = failure
+            except trio.TooSlowError:
+                cause = CallError(HTTPStatus.GATEWAY_TIMEOUT, f"no answer within {deadline:g} s (administration.deadline)")
+                failures[worker] = ControlFailed(worker.id, self.name, cause)
+            missing.remove(worker.id)
+
+        async with trio.open_nursery() as nursery:
+            for worker in asked:
+                nursery.start_soon(ask_one, worker)
+        for worker, failure in failures.items():
+            log.warning("fleet.failed", operation=self.name, worker=worker.id, reason=failure.reason)
+        return Answers(asked, answers, failures)
+
+
+class _Pending:
+    """An operation's end, for whoever waits for it."""
+
+    def __init__(self) -> None:
+        self.done = trio.Event()
+        self.result: Any = None
+        self.failure: Exception | None = None
+
+
+class Operations:
+    """Runs operations in a nursery of its own, for as long as `run` does."""
+
+    def __init__(self, settings: AdministrationSettings, journal: Journal) -> None:
+        self._settings = settings
+        self._journal = journal
+        self.running: list[Operation] = []
+        #: Told of each operation that has ended.
+        self.ended: Callable[[Operation], None] = lambda _: None
+        self._pending: dict[tuple[str, tuple[str, ...], str], _Pending] = {}
+        self._locks: dict[str, trio.Lock] = {}
+        self._send, self._receive = trio.open_memory_channel[Callable[[], Awaitable[None]]](math.inf)
+
+    async def run(self) -> None:
+        """Run what is asked for. Cancellation ends it, and every operation where it stands."""
+        async with trio.open_nursery() as nursery:
+            async for operation in self._receive:
+                nursery.start_soon(operation)
+
+    async def do(self, name: str, workers: Sequence[Worker], work: Callable[[Operation], Awaitable[T]], *, by: str, same: str = "") -> T:
+        """Do `work`, alone on these workers, and give its result.
+
+        Who asks for the same while it runs or waits, by the name, the workers and `same`, waits for that one: trainers post again when
+        they lose patience.
+
+        Cancellation: the work goes on alone.
+        Raises: what it raises; `NoWorker` when headrace ends meanwhile.
+        """
+        key = (name, tuple(worker.id for worker in workers), same)
+        pending = self._pending.get(key)
+        if pending is None:
+            pending = self._pending[key] = _Pending()
+            operation = Operation(name, workers, by)
+
+            async def run() -> None:
+                pending.failure = NoWorker(f"{name}: headrace ends; nobody knows how far the workers came")
+                try:
+                    pending.result = await self._alone(operation, work)
+                except Exception as error:  # noqa: BLE001 - raised again by whoever waits
+                    pending.failure = error
+                else:
+                    pending.failure = None
+                finally:
+                    del self._pending[key]
+                    pending.done.set()
+
+            self._send.send_nowait(run)
+        await pending.done.wait()
+        if pending.failure:
+            raise pending.failure
+        return cast("T", pending.result)
+
+    def is_busy(self, worker: Worker) -> bool:
+        """Whether an operation runs on this worker, or waits to."""
+        return any(worker in operation.workers for operation in self.running)
+
+    async def _alone(self, operation: Operation, work: Callable[[Operation], Awaitable[T]]) -> T:
+        self.running.append(operation)
+        outcome = "cancelled"
+        try:
+            result = await self._in_turn(operation, work)
+        except CallError as error:
+            outcome = error.message
+            raise
+        except Exception as error:
+            outcome = type(error).__name__
+            log.exception("fleet.fault", operation=operation.name)
+            raise
+        else:
+            outcome = "ok"
+            return result
+        finally:
+            self.running.remove(operation)
+            self.ended(operation)
+            workers = [worker.id for worker in operation.workers]
+            self._journal.add(operation.name, workers, by=operation.by, outcome=outcome, seconds=operation.seconds)
+            log.info("fleet.operation", operation=operation.name, by=operation.by, outcome=outcome, seconds=operation.seconds)
+
+    async def _in_turn(self, operation: Operation, work: Callable[[Operation], Awaitable[T]]) -> T:
+        async with AsyncExitStack() as stack:
+            # From here on it may have to wait for others, and is reported when that lasts.
+            await stack.enter_async_context(beside(lambda: self._report(operation)))
+            # All in one order, so that no two operations wait for each other.
+            for id_ in sorted(worker.id for worker in operation.workers):
+                await stack.enter_async_context(self._locks.setdefault(id_, trio.Lock()))
+            return await work(operation)
+
+    async def _report(self, operation: Operation) -> None:
+        while True:
+            await trio.sleep(self._settings.stuck_after)
+            told = operation.describe()
+            log.warning("fleet.stuck", operation=operation.name, seconds=told["seconds"], missing=told["missing"])

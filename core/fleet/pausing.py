@@ -1,0 +1,142 @@
+"""Pausing and resuming a cohort, putting it to sleep and waking it up."""
+
+from collections.abc import Sequence
+from http import HTTPStatus
+
+import structlog
+
+from core.errors import CallError
+from core.fleet.control import PauseMode
+from core.fleet.operations import FleetFailed, Operation, Operations
+from core.fleet.standing import Standings
+from core.fleet.worker import Worker
+from core.settings import AdministrationSettings
+
+log = structlog.stdlib.get_logger()
+
+
+class Pausing:
+    """All workers or none.
+
+    Cancellation of any of these: what was asked for is done all the same, and recorded.
+    Raises, any of these: `FleetFailed`; `CallError` (409) when the workers are in no state for it.
+    """
+
+    def __init__(self, settings: AdministrationSettings, operations: Operations, standings: Standings) -> None:
+        self._deadline = settings.deadline
+        self._operations = operations
+        self._standings = standings
+
+    async def pause(self, workers: Sequence[Worker], mode: PauseMode, *, clear_cache: bool, by: str) -> None:
+        """Pause every worker that isn't quarantined, or none: the gate closes first, and when one fails, those that were running go on.
+
+        `wait` has no deadline: it lasts as long as the longest call.
+        """
+
+        async def work(operation: Operation) -> None:
+            sound = self._sound(operation, workers)
+            running = [worker for worker in sound if not self._standings.of(worker).paused]
+            again = [worker for worker in sound if worker not in running]
+            for worker in running:
+                self._standings.of(worker).paused = "trainer"
+                self._standings.show(worker)
+            await self.stop(operation, running, mode, clear_cache=clear_cache, also=again)
+            for worker in again:
+                self._standings.of(worker).paused = "trainer"
+
+        await self._operations.do("pause", workers, work, by=by, same=f"{mode} {clear_cache}")
+
+    async def stop(
+        self, operation: Operation, workers: Sequence[Worker], mode: PauseMode, *, clear_cache: bool, also: Sequence[Worker] = ()
+    ) -> None:
+        """Pause, as a part of an operation, workers whose standing says already that they are paused; `also` were paused before.
+
+        When one fails, `workers` go on. Raises: `FleetFailed`.
+        """
+        deadline = None if mode == "wait" else self._deadline
+        paused = await operation.ask([*workers, *also], lambda control: control.pause(mode, clear_cache=clear_cache), deadline=deadline)
+        if paused.failures:
+            # Who failed may have paused all the same.
+            await self.start_again(operation, workers)
+            raise FleetFailed(operation.name, paused.failures, "No worker was paused by this")
+
+    async def start_again(self, operation: Operation, workers: Sequence[Worker]) -> None:
+        """Resume, as a part of an operation, what it has paused. A worker that doesn't is left to its probes."""
+        resumed = await operation.ask(workers, lambda control: control.resume(), deadline=self._deadline)
+        for worker in workers:
+            self._standings.of(worker).paused = ""
+            self._standings.show(worker, running=worker in resumed.good)
+
+    async def resume(self, workers: Sequence[Worker], *, by: str) -> None:
+        """Resume every worker but the quarantined ones. Those that fail stay paused, the others go on.
+
+        Nobody is resumed while a weight update is running on one of them.
+        """
+
+        async def work(operation: Operation) -> None:
+            self._demand_whole(operation, workers)
+            sound = self._sound(operation, workers)
+            resumed = await operation.ask(sound, lambda control: control.resume(), deadline=self._deadline)
+            for worker in resumed.good:
+                self._standings.of(worker).paused, self._standings.of(worker).waits = "", False
+                self._standings.show(worker, running=True)
+            if resumed.failures:
+                raise FleetFailed(operation.name, resumed.failures, "The other workers were resumed")
+
+        await self._operations.do("resume", workers, work, by=by)
+
+    async def sleep(self, workers: Sequence[Worker], level: int, mode: PauseMode, *, by: str) -> None:
+        """Put every worker to sleep. One that fails is not slept and the others are: level 2 can't be undone."""
+
+        async def work(operation: Operation) -> None:
+            for worker in workers:
+                self._standings.of(worker).asleep = True
+                self._standings.show(worker)
+            slept = await operation.ask(workers, lambda control: control.sleep(level, mode), deadline=None)
+            for worker in slept.failures:
+                self._standings.of(worker).asleep = False
+                self._standings.show(worker)
+            if slept.failures:
+                raise FleetFailed(operation.name, slept.failures, "The other workers sleep")
+
+        await self._operations.do("sleep", workers, work, by=by, same=f"{level} {mode}")
+
+    async def wake_up(self, workers: Sequence[Worker], tags: Sequence[str], *, by: str) -> bool:
+        """Wake every worker up, as far as `tags` say; returns whether all of them are awake.
+
+        vLLM 0.33: who is all awake is resumed. So while weights are being replaced, or were not replaced completely, only they wake up.
+        """
+
+        async def work(operation: Operation) -> bool:
+            broken = [worker for worker in workers if self._standings.of(worker).failed]
+            if set(tags) != {"weights"}:
+                self._demand_whole(operation, workers)
+                asked = [worker for worker in workers if worker not in broken]
+            else:
+                asked = list(workers)
+            woken = await operation.ask(asked, lambda control: control.wake_up(tags), deadline=None)
+            paused = await operation.ask(woken.good, lambda control: control.is_paused(), deadline=self._deadline)
+            for worker, still in paused.good.items():
+                if not still:
+                    standing = self._standings.of(worker)
+                    standing.asleep, standing.paused = False, ""
+                    self._standings.show(worker, running=True)
+            if failures := {**woken.failures, **paused.failures}:
+                raise FleetFailed(operation.name, failures, "The other workers were woken up")
+            return not any(paused.good.values())
+
+        return await self._operations.do("wake_up", workers, work, by=by, same=" ".join(tags))
+
+    def _demand_whole(self, operation: Operation, workers: Sequence[Worker]) -> None:
+        updating = [worker.id for worker in workers if self._standings.of(worker).updating]
+        if updating:
+            text = f"{operation.name}: a weight update is running on {', '.join(updating)}: finish it first (/finish_weight_update)"
+            raise CallError(HTTPStatus.CONFLICT, text)
+
+    def _sound(self, operation: Operation, workers: Sequence[Worker]) -> list[Worker]:
+        """The workers that aren't quarantined; there must be one."""
+        sound = [worker for worker in workers if not self._standings.of(worker).failed]
+        if not sound:
+            reasons = "; ".join(f"{worker.id}: {self._standings.of(worker).failed}" for worker in workers)
+            raise CallError(HTTPStatus.CONFLICT, f"{operation.name}: every worker is quarantined: {reasons}")
+        return sound

@@ -1,0 +1,269 @@
+"""The steps of a weight update on a cohort, with the rules that keep an engine alive and the fleet of one mind."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import blake2b
+from http import HTTPStatus
+from typing import Any, Final
+
+import msgspec
+
+from core.errors import BadRequest, CallError
+from core.fleet.cohort import Cohort, instance_of
+from core.fleet.control import ControlFailed, WorkerControl
+from core.fleet.journal import Journal
+from core.fleet.operations import Answers, FleetFailed, Operation, Operations
+from core.fleet.pausing import Pausing
+from core.fleet.standing import Standings
+from core.fleet.worker import Worker
+from core.settings import AdministrationSettings
+
+#: Methods behind `collective_rpc` that replace all weights: vLLM's own, and Prime-RL's worker extension's.
+REPLACING: Final = frozenset({"reload_weights", "update_weights_from_path"})
+#: How an engine says that it has no such method.
+_NO_METHOD: Final = re.compile(r"no (attribute|method)")
+#: What no transport of vLLM takes for an update.
+_NO_UPDATE: Final = {"abandoned": True}
+
+
+class Updating:
+    """A step fails when it fails on one worker: that worker is quarantined, the others go on, and the error says so.
+
+    A step that every worker refused by the request's fault has changed nothing. None of the steps has a deadline: a collective one takes
+    until everybody has come.
+
+    Cancellation of any of these: what was asked for is done all the same, and recorded.
+    Raises, any of these: `FleetFailed`; `CallError` (409) when the workers are in no state for it.
+    """
+
+    def __init__(
+        self, settings: AdministrationSettings, operations: Operations, standings: Standings, pausing: Pausing, journal: Journal
+    ) -> None:
+        self._deadline = settings.deadline
+        self._operations = operations
+        self._standings = standings
+        self._pausing = pausing
+        self._journal = journal
+
+    async def join_group(self, workers: Sequence[Worker], info: Callable[[Cohort, int], Mapping[str, Any]], *, by: str) -> None:
+        """Let every worker join the trainer's group; `info` makes the `init_info` of a member of the cohort, by its index.
+
+        Calls wait meanwhile: an engine that joins does nothing else. From then on these workers, as they are, are who an update is for.
+        """
+        cohort = Cohort.of(workers)
+        infos = {worker.id: info(cohort, index) for index, worker in enumerate(workers)}
+
+        async def work(operation: Operation) -> None:
+            self._block(workers, "it joins a trainer's group")
+            try:
+                joined = await operation.ask(workers, lambda control: control.init_weight_transfer(infos[control.worker.id]), deadline=None)
+            finally:
+                self._block(workers, "")
+            for worker in workers:
+                self._standings.of(worker).group = None if joined.failures else cohort
+            if joined.failures:
+                raise FleetFailed(operation.name, joined.failures, "The group is incomplete: let all of them join again")
+
+        await self._operations.do("init_weight_transfer_engine", workers, work, by=by, same=_digest(infos))
+
+    async def start(self, workers: Sequence[Worker], *, by: str) -> None:
+        """Start an update. Workers that are not paused are paused first, frozen as they are, and resumed when it has finished."""
+
+        async def work(operation: Operation) -> None:
+            self._demand_group(workers)
+            waiting = [worker for worker in workers if not self._is_started(worker)]
+            running = [worker for worker in waiting if not self._is_still(worker)]
+            self._block(waiting, "a weight update is starting")
+            try:
+                # Those that somebody has paused behind headrace's back may have been resumed since.
+                found = [worker for worker in running if worker.observed.state == "paused"]
+                running = [worker for worker in running if worker not in found]
+                for worker in running:
+                    standing = self._standings.of(worker)
+                    standing.paused = "trainer" if standing.waits else "update"
+                await self._pausing.stop(operation, running, "keep", clear_cache=False, also=found)
+                for worker in found:
+                    self._standings.of(worker).paused = "trainer"
+                await self.abandon(operation, waiting)
+                before = {worker: self._weights(worker) for worker in waiting}
+                for worker in waiting:
+                    self._standings.begin(worker)
+                await self._journal.flush()
+                started = await operation.ask(waiting, lambda control: control.start_weight_update(), deadline=None)
+            finally:
+                self._block(waiting, "")
+            if started.refused and started.failures:
+                for worker in waiting:
+                    self._standings.take_back(worker, before[worker])
+                await self._go_on(operation, running)
+            self._judge(operation, started)
+
+        await self._operations.do("start_weight_update", workers, work, by=by)
+
+    async def receive(self, workers: Sequence[Worker], info: Mapping[str, Any] | Sequence[Any], *, by: str) -> None:
+        """Receive weights: one `update_info` for all, or a list with an element for each rank of all workers."""
+        shares = _shares(workers, info)
+
+        async def work(operation: Operation) -> None:
+            members = self._members(operation, workers)
+            received = await operation.ask(members, lambda control: control.update_weights(shares[control.worker.id]), deadline=None)
+            for worker in members:
+                self._standings.of(worker).received = True
+            for worker in received.failures:  # vLLM 0.33: that has ended the update
+                self._standings.of(worker).session = received.refused
+            self._judge(operation, received)
+
+        await self._operations.do("update_weights", workers, work, by=by, same=_digest(info))
+
+    async def finish(self, workers: Sequence[Worker], version: str | None, *, by: str) -> None:
+        """Finish the update, label the weights, and resume those that the start had to pause.
+
+        Workers that were not there at the start have missed it: they are quarantined until the next one.
+        """
+
+        async def finish_one(control: WorkerControl) -> str:
+            await control.finish_weight_update(version)
+            label = await control.policy_version()
+            if version is not None and label != version:
+                cause = CallError(HTTPStatus.INTERNAL_SERVER_ERROR, f"it labels its weights {label!r} afterwards")
+                raise ControlFailed(control.worker.id, "finish_weight_update", cause)
+            return label
+
+        async def work(operation: Operation) -> None:
+            members = self._members(operation, workers)
+            finished = await operation.ask(members, finish_one, deadline=None)
+            for worker, label in finished.good.items():
+                worker.policy_version = label
+                self._standings.mend(worker)
+            if not finished.refused:
+                for worker in workers:
+                    if worker not in members and not self._standings.of(worker).failed:
+                        self._standings.fail(worker, "it came while the other workers were updated")
+            await self._go_on(operation, finished.good)
+            self._judge(operation, finished)
+
+        await self._operations.do("finish_weight_update", workers, work, by=by, same=str(version))
+
+    async def collective_rpc(self, workers: Sequence[Worker], body: Mapping[str, Any], *, by: str) -> list[Any]:
+        """Call a method on every rank; the results in the order of the ranks. One that replaces all weights is an update in itself."""
+        replacing = body["method"] in REPLACING
+
+        async def call(control: WorkerControl) -> list[Any]:
+            try:
+                return await control.collective_rpc(body)
+            except ControlFailed as failure:
+                if _NO_METHOD.search(failure.reason):
+                    raise ControlFailed(control.worker.id, failure.operation, CallError(404, failure.reason)) from failure
+                raise
+
+        async def work(operation: Operation) -> list[Any]:
+            if replacing:
+                self._block(workers, f"{body['method']} is running")
+            try:
+                called = await operation.ask(workers, call, deadline=None)
+            finally:
+                if replacing:
+                    self._block(workers, "")
+            if replacing:
+                for worker in called.good:
+                    self._standings.mend(worker)
+                self._judge(operation, called)
+            elif called.failures:
+                raise FleetFailed(operation.name, called.failures, "The other workers did it")
+            return [result for results in called.good.values() for result in results]
+
+        return await self._operations.do(f"collective_rpc {body['method']}", workers, work, by=by, same=_digest(body))
+
+    async def label(self, workers: Sequence[Worker], version: str, *, by: str) -> None:
+        """Label the weights that are there with a policy version."""
+
+        async def work(operation: Operation) -> None:
+            labelled = await operation.ask(workers, lambda control: control.set_policy_version(version), deadline=self._deadline)
+            for worker in labelled.good:
+                worker.policy_version = version
+            if labelled.failures:
+                raise FleetFailed(operation.name, labelled.failures, "The other workers have the new label")
+
+        await self._operations.do("update_weight_version", workers, work, by=by, same=version)
+
+    async def abandon(self, operation: Operation, workers: Sequence[Worker]) -> None:
+        """End, as a part of an operation, an update that nobody will finish.
+
+        vLLM 0.33 has no word for that, and starts no other one before; but an update that fails ends it.
+        """
+        open_ = [worker for worker in workers if self._standings.of(worker).session]
+        await operation.ask(open_, lambda control: control.update_weights(_NO_UPDATE), deadline=self._deadline)
+        for worker in open_:
+            self._standings.of(worker).session = False
+
+    def _weights(self, worker: Worker) -> tuple[bool, bool, bool]:
+        standing = self._standings.of(worker)
+        return standing.updating, standing.received, standing.session
+
+    def _block(self, workers: Sequence[Worker], reason: str) -> None:
+        for worker in workers:
+            self._standings.of(worker).blocked_by = reason
+            self._standings.show(worker)
+
+    async def _go_on(self, operation: Operation, workers: "Sequence[Worker] | Mapping[Worker, Any]") -> None:
+        paused = [worker for worker in workers if self._standings.of(worker).paused == "update"]
+        if paused:
+            await self._pausing.start_again(operation, paused)
+
+    def _judge(self, operation: Operation, answers: Answers[Any]) -> None:
+        """Quarantine who failed, unless nobody did anything. Raises: `FleetFailed`."""
+        if not answers.failures:
+            return
+        if answers.refused:
+            raise FleetFailed(operation.name, answers.failures, "Nothing has changed")
+        for worker, failure in answers.failures.items():
+            self._standings.fail(worker, f"{operation.name}: {failure.reason}")
+        raise FleetFailed(operation.name, answers.failures, "Quarantined; the other workers go on")
+
+    def _is_started(self, worker: Worker) -> bool:
+        """Whether it is where a start leads: one that failed on others may be repeated."""
+        standing = self._standings.of(worker)
+        return standing.updating and not standing.received
+
+    def _is_still(self, worker: Worker) -> bool:
+        standing = self._standings.of(worker)
+        return bool(standing.paused) or standing.asleep or standing.updating
+
+    def _members(self, operation: Operation, workers: Sequence[Worker]) -> list[Worker]:
+        """The workers on which an update is running; there must be one."""
+        members = [worker for worker in workers if self._standings.of(worker).updating]
+        if not members:
+            failed = "".join(f"; {worker.id}: {reason}" for worker in workers if (reason := self._standings.of(worker).failed))
+            raise CallError(
+                HTTPStatus.CONFLICT, f"{operation.name}: no weight update is running: start one first (/start_weight_update){failed}"
+            )
+        return members
+
+    def _demand_group(self, workers: Sequence[Worker]) -> None:
+        """A group that isn't what it was would wait for ever for who is missing."""
+        groups = [group for worker in workers if (group := self._standings.of(worker).group)]
+        if not groups:
+            return
+        now = {worker.id: worker for worker in workers}
+        changes = groups[0].changes(now)
+        members = {(member.id, member.instance) for member in groups[0].members}
+        changes += [f"{worker.id} is not in it" for worker in workers if (worker.id, instance_of(worker)) not in members and not changes]
+        if changes:
+            text = f"start_weight_update: the trainer's group has changed: {'; '.join(changes)}. Let all join again"
+            raise CallError(HTTPStatus.CONFLICT, f"{text} (/init_weight_transfer_engine)")
+
+
+def _shares(workers: Sequence[Worker], info: Mapping[str, Any] | Sequence[Any]) -> dict[str, Any]:
+    """What each worker gets of an `update_info`."""
+    if isinstance(info, Mapping):
+        return {worker.id: info for worker in workers}
+    cohort = Cohort.of(workers)
+    if len(info) != cohort.ranks:
+        text = f"update_info: {len(info)} objects for {cohort.ranks} ranks; as a list it has one for each"
+        raise BadRequest(text, param="update_info")
+    return {member.id: info[member.offset : member.offset + member.ranks] for member in cohort.members}
+
+
+def _digest(value: Any) -> str:
+    """Equal for equal requests."""
+    return blake2b(msgspec.json.encode(value, order="deterministic"), digest_size=16).hexdigest()

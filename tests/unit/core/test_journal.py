@@ -1,0 +1,98 @@
+"""The journal: what is added stays, over restarts, and tells a new headrace which weights are broken."""
+
+import sqlite3
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from core.fleet import journal as journal_module
+from core.fleet.journal import KEPT, Journal
+from tests.unit.core.engines import administered
+
+
+@pytest.fixture
+def path(tmp_path):
+    return str(tmp_path / "journal.sqlite")
+
+
+async def test_what_is_added_survives_the_end(path):
+    journal = Journal(path)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(journal.run)
+        await wait_all_tasks_blocked()
+        journal.add("pause", ["a", "b"], by="me", outcome="ok", seconds=0.5)
+        nursery.cancel_scope.cancel()
+    [entry] = Journal(path).entries
+    assert (entry.what, entry.by, entry.workers, entry.detail) == ("pause", "me", ("a", "b"), {"outcome": "ok", "seconds": 0.5})
+    assert entry.at == journal.entries[0].at
+
+
+async def test_the_latest_entries_are_shown_and_all_are_kept(path):
+    journal = Journal(path)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(journal.run)
+        for number in range(KEPT + 5):
+            journal.add(str(number), [], by="me")
+        await journal.flush()
+        nursery.cancel_scope.cancel()
+    assert [entry.what for entry in Journal(path).entries] == [str(number) for number in range(5, KEPT + 5)]
+    assert list(sqlite3.connect(path).execute("SELECT count(*) FROM entries")) == [(KEPT + 5,)]
+
+
+async def test_without_a_path_it_is_in_memory():
+    journal = Journal()
+    await journal.run()
+    journal.add("pause", [], by="me")
+    await journal.flush()
+    assert len(journal.entries) == 1
+
+
+async def test_a_file_that_can_not_be_written_is_a_warning_and_nothing_else(tmp_path, monkeypatch):
+    lines = []
+    monkeypatch.setattr(journal_module.log, "warning", lambda event, **fields: lines.append((event, fields["entries"])))
+    journal = Journal(str(tmp_path / "nowhere" / "journal.sqlite"))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(journal.run)
+        journal.add("pause", [], by="me")
+        await journal.flush()
+        nursery.cancel_scope.cancel()
+    assert lines == [("journal.failed", 1)]
+
+
+async def test_a_file_that_is_no_journal_is_a_warning(tmp_path, monkeypatch):
+    lines = []
+    monkeypatch.setattr(journal_module.log, "warning", lambda event, **_: lines.append(event))
+    (tmp_path / "journal").write_text("something else, longer than a header of SQLite would be; " * 10)
+    assert list(Journal(str(tmp_path / "journal")).entries) == []
+    assert lines == ["journal.failed"]
+
+
+async def test_a_headrace_that_starts_again_knows_whose_weights_are_broken(path):
+    async with administered(1, 1, 1, journal=path) as fleet:
+        await fleet.update("7")
+        fleet.administration.quarantine(fleet.workers[0], "it smells", by="me")
+        await fleet.updating.start([fleet.workers[1]], by="me")
+    async with administered(1, 1, 1, journal=path) as fleet:
+        for worker in fleet.workers:
+            fleet.rig.move(worker, "gone")
+            fleet.rig.move(worker, "ready")
+        assert [(worker.state, worker.reason) for worker in fleet.workers] == [
+            ("quarantined", "it smells"),
+            ("quarantined", "headrace ended in the middle of a weight update"),
+            ("ready", "in a test"),
+        ]
+        await fleet.update("8")
+        assert fleet.states == ["ready"] * 3
+
+
+async def test_the_start_of_an_update_is_written_before_a_worker_hears_of_it(path):
+    async with administered(1, journal=path) as fleet, trio.open_nursery() as nursery:
+        fleet.engines[0].stalls["start"] = trio.Event()
+        nursery.start_soon(fleet.start)
+        with trio.fail_after(5):
+            while "start" not in fleet.engines[0].asked:
+                await trio.lowlevel.checkpoint()
+        states = [entry.detail["state"] for entry in Journal(path).entries if entry.what == "state"]
+        fleet.engines[0].stalls["start"].set()
+    assert states == ["updating"]
