@@ -7,9 +7,11 @@ from contextlib import asynccontextmanager
 import structlog
 import trio
 
+from core.fleet.administration import Administration
 from core.fleet.fleet import Fleet
 from core.log import configure_log
 from core.metrics import Metrics
+from core.northbound.administration import add_administration_routes
 from core.northbound.generate import PATH, GenerateRoute
 from core.northbound.relay import Relay
 from core.northbound.status import add_status_routes
@@ -31,6 +33,7 @@ class Proxy:
         self.settings = settings
         self.registry = registry
         self.fleet = Fleet(settings.probe, settings.gate, registry)
+        self._administration = Administration(self.fleet, settings.administration)
         self._metrics = Metrics(self.fleet)
         placer = Placer(registry, self.fleet)
         path = Path(registry, placer, self._metrics, retries=settings.routing.retries)
@@ -38,7 +41,8 @@ class Proxy:
         self.relay = Relay(path, stall_timeout=settings.server.stall_timeout)
         self._generate = GenerateRoute(path, settings.server)
         self._routes = Routes(max_body_bytes=settings.server.max_body_mib * MIB)
-        add_status_routes(self._routes, self.fleet, self._metrics, registry)
+        add_status_routes(self._routes, self.fleet, self._administration, self._metrics, registry)
+        add_administration_routes(self._routes, self._administration)
         registry.call("collect_metrics", registry=self._metrics.registry)
         registry.call("register_routes", routes=self._routes, proxy=self)
 
@@ -52,6 +56,12 @@ class Proxy:
     def finish_session(self, session_id: str) -> None:
         """Tell every plugin that a session is over, see the hook `session_finished`. Nothing happens to its calls."""
         self.registry.tell("session_finished", session_id=session_id)
+
+    async def run(self) -> None:
+        """Run the fleet and its administration. Cancellation: the workers leave, and operations end where they stand."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._administration.run)
+            nursery.start_soon(self.fleet.run, self.settings.workers)
 
     async def run_service(self, name: str, service: Callable[[], Awaitable[None]]) -> None:
         """Run a plugin's service; its failure is the plugin's, not the proxy's."""
@@ -71,7 +81,7 @@ async def open_proxy(settings: Settings, registry: Registry | None = None) -> As
     proxy = Proxy(settings, registry or load_plugins(settings))
     services = proxy.registry.services(proxy)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(proxy.fleet.run, settings.workers)
+        nursery.start_soon(proxy.run)
         for name, service in services:
             nursery.start_soon(proxy.run_service, name, service)
         yield proxy

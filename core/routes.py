@@ -31,6 +31,10 @@ class HTTPRequest(Struct, frozen=True):
     headers: Mapping[str, str]
     body: bytes
     parameters: Mapping[str, str]
+    #: Of the query, every value of a name that is there more than once; `query` has the first.
+    repeated: Mapping[str, list[str]] = field(default_factory=dict[str, list[str]])
+    #: The client's address, empty where the server doesn't know it.
+    client: str = ""
 
     def json(self) -> Any:
         """The body as JSON, `None` when it is empty. Raises: `BadRequest`."""
@@ -153,6 +157,8 @@ class Routes:
                         headers={name.lower(): value for name, value in request.headers.items()},
                         body=cast("bytes", await request.get_data(cache=False)),
                         parameters=parameters,
+                        repeated=request.args.to_dict(flat=False),
+                        client=request.remote_addr or "",
                     )
                 )
             )

@@ -3,6 +3,7 @@
 from importlib.metadata import version
 
 from core.errors import NoWorker
+from core.fleet.administration import Administration
 from core.fleet.fleet import Fleet
 from core.metrics import Metrics
 from core.northbound.models import list_models
@@ -10,8 +11,8 @@ from core.registry import Registry
 from core.routes import HTTPReply, HTTPRequest, Routes
 
 
-def add_status_routes(routes: Routes, fleet: Fleet, metrics: Metrics, registry: Registry) -> None:
-    """`/health`, `/ready`, `/live`, `/v1/models`, `/version`, `/metrics`, `/fleet`, `/plugins`."""
+def add_status_routes(routes: Routes, fleet: Fleet, administration: Administration, metrics: Metrics, registry: Registry) -> None:
+    """`/health`, `/ready`, `/live`, `/v1/models`, `/version`, `/metrics`, `/fleet`, `/fleet/journal`, `/plugins`."""
 
     async def health(_: HTTPRequest) -> HTTPReply:
         """200 when a call could be served, as a vLLM server's `/health` says it of itself."""
@@ -32,7 +33,11 @@ def add_status_routes(routes: Routes, fleet: Fleet, metrics: Metrics, registry: 
         return HTTPReply(metrics.text(), content_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def workers(_: HTTPRequest) -> HTTPReply:
-        return HTTPReply.json({"workers": [worker.describe() for worker in fleet.workers.values()]})
+        described = [worker.describe() for worker in fleet.workers.values()]
+        return HTTPReply.json({"workers": described, "operations": administration.describe()})
+
+    async def journal(_: HTTPRequest) -> HTTPReply:
+        return HTTPReply.json({"entries": list(administration.journal.entries)})
 
     async def plugins(_: HTTPRequest) -> HTTPReply:
         return HTTPReply.json(registry.describe())
@@ -44,4 +49,5 @@ def add_status_routes(routes: Routes, fleet: Fleet, metrics: Metrics, registry: 
     routes.add("GET", "/version", versions)
     routes.add("GET", "/metrics", scrape)
     routes.add("GET", "/fleet", workers)
+    routes.add("GET", "/fleet/journal", journal)
     routes.add("GET", "/plugins", plugins)

@@ -5,8 +5,10 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from core.errors import BadRequest, CallError, NoWorker
+from core.fleet.administration import Administration
 from core.northbound.status import add_status_routes
 from core.routes import HTTPReply, HTTPRequest, Routes
+from core.settings import AdministrationSettings
 from tests.unit.core.lanes import ScriptedLane, output
 from tests.unit.core.rig import Browser, Rig, make_worker
 
@@ -158,7 +160,7 @@ async def test_a_client_that_goes_away_cancels_the_handler(routes):
 def status(routes):
     def make(*workers):
         rig = Rig(*workers)
-        add_status_routes(routes, rig.fleet, rig.metrics, rig.registry)
+        add_status_routes(routes, rig.fleet, Administration(rig.fleet, AdministrationSettings()), rig.metrics, rig.registry)
         return routes
 
     return make

@@ -1,0 +1,271 @@
+"""The administration of one vLLM server, for the whole fleet: `/pause`, `/update_weights`, … with vLLM's parameters and replies.
+
+Under `/workers/<id>` the same routes reach one worker alone. A 2xx means that every worker has done it; anything else names each that
+hasn't. Where the fleet serves several models, `?model=` says which one is meant.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from http import HTTPStatus
+from typing import Annotated, Any, TypeVar, cast, get_args
+from urllib.parse import unquote
+
+import msgspec
+from msgspec import Meta, Struct
+
+from core.errors import BadRequest, CallError
+from core.fleet.administration import Administration
+from core.fleet.cohort import Cohort
+from core.fleet.control import PauseMode
+from core.fleet.worker import Worker
+from core.routes import HTTPReply, HTTPRequest, Method, Routes
+
+T = TypeVar("T", bound=Struct)
+_Name = Annotated[str, Meta(pattern=r"\S", max_length=1000)]
+
+
+class InitBody(Struct, forbid_unknown_fields=True):
+    """Body of `/init_weight_transfer_engine`."""
+
+    init_info: dict[str, Any]
+
+
+class UpdateBody(Struct, forbid_unknown_fields=True):
+    """Body of `/update_weights`: one object for all ranks, or a list with one for each rank of the fleet."""
+
+    update_info: dict[str, Any] | list[dict[str, Any] | None]
+
+
+class FinishBody(Struct, forbid_unknown_fields=True):
+    """Body of `/finish_weight_update`; it may be missing."""
+
+    weight_version: _Name | None = None
+
+
+class LabelBody(Struct, forbid_unknown_fields=True):
+    """Body of `/update_weight_version`."""
+
+    new_version: _Name
+
+
+class RpcBody(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """Body of `/collective_rpc`. `timeout`, in seconds, is the workers' affair."""
+
+    method: _Name
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    timeout: float | None = None
+
+
+class AbortBody(Struct, forbid_unknown_fields=True):
+    """Body of `/abort_requests`."""
+
+    request_ids: list[str]
+
+
+def add_administration_routes(routes: Routes, administration: Administration) -> None:
+    """Serve them."""
+    handlers = _Handlers(administration)
+    for method, path, handler in handlers.table():
+        routes.add(method, path, handler)
+        routes.add(method, f"/workers/<id>{path}", handler)
+    routes.add("POST", "/fleet/workers/<id>/quarantine", handlers.quarantine)
+    routes.add("POST", "/fleet/workers/<id>/drain", handlers.drain)
+    routes.add("POST", "/fleet/workers/<id>/release", handlers.release)
+
+
+class _Handlers:
+    def __init__(self, administration: Administration) -> None:
+        self._administration = administration
+
+    def table(self) -> Sequence[tuple[Method, str, Callable[[HTTPRequest], Awaitable[HTTPReply]]]]:
+        return (
+            ("POST", "/pause", self.pause),
+            ("POST", "/resume", self.resume),
+            ("GET", "/is_paused", self.is_paused),
+            ("POST", "/sleep", self.sleep),
+            ("POST", "/wake_up", self.wake_up),
+            ("GET", "/is_sleeping", self.is_sleeping),
+            ("POST", "/reset_prefix_cache", self.reset_prefix_cache),
+            ("POST", "/init_weight_transfer_engine", self.init_weight_transfer_engine),
+            ("POST", "/start_weight_update", self.start_weight_update),
+            ("POST", "/update_weights", self.update_weights),
+            ("POST", "/finish_weight_update", self.finish_weight_update),
+            ("POST", "/update_weight_version", self.update_weight_version),
+            ("GET", "/weight_info", self.weight_info),
+            ("GET", "/get_world_size", self.get_world_size),
+            ("POST", "/collective_rpc", self.collective_rpc),
+            ("POST", "/abort_requests", self.abort_requests),
+            ("GET", "/server_info", self.server_info),
+        )
+
+    async def pause(self, request: HTTPRequest) -> HTTPReply:
+        mode, clear_cache = _mode(request), _flag(request, "clear_cache", default=True)
+        await self._administration.pausing.pause(self._workers(request), mode, clear_cache=clear_cache, by=_who(request))
+        return HTTPReply.json({"status": "paused"})
+
+    async def resume(self, request: HTTPRequest) -> HTTPReply:
+        await self._administration.pausing.resume(self._workers(request), by=_who(request))
+        return HTTPReply.json({"status": "resumed"})
+
+    async def is_paused(self, request: HTTPRequest) -> HTTPReply:
+        answers = await self._administration.read("is_paused", self._workers(request), lambda control: control.is_paused())
+        return HTTPReply.json({"is_paused": all(answers)})
+
+    async def sleep(self, request: HTTPRequest) -> HTTPReply:
+        level = request.query.get("level", "1")
+        if level not in {"0", "1", "2"}:
+            raise BadRequest(f"level: {level!r} is none; there are 0, 1 and 2", param="level")
+        await self._administration.pausing.sleep(self._workers(request), int(level), _mode(request), by=_who(request))
+        return HTTPReply.json({"status": "sleeping", "level": int(level)})
+
+    async def wake_up(self, request: HTTPRequest) -> HTTPReply:
+        tags = request.repeated.get("tags", [])
+        awake = await self._administration.pausing.wake_up(self._workers(request), tags, by=_who(request))
+        return HTTPReply.json({"status": "awake" if awake else "sleeping", "tags": tags or None})
+
+    async def is_sleeping(self, request: HTTPRequest) -> HTTPReply:
+        answers = await self._administration.read("is_sleeping", self._workers(request), lambda control: control.is_sleeping())
+        return HTTPReply.json({"is_sleeping": all(answers)})
+
+    async def reset_prefix_cache(self, request: HTTPRequest) -> HTTPReply:
+        query = {name: str(_flag(request, name, default=False)).lower() for name in ("reset_running_requests", "reset_external")}
+        query = {name: value for name, value in query.items() if name in request.query}
+        workers, same = self._workers(request), " ".join(f"{name}={value}" for name, value in query.items())
+        done = await self._administration.do(
+            "reset_prefix_cache", workers, lambda control: control.reset_prefix_cache(query), by=_who(request), same=same
+        )
+        return HTTPReply.json({"success": all(done)})
+
+    async def init_weight_transfer_engine(self, request: HTTPRequest) -> HTTPReply:
+        """A trainer that speaks to a worker by itself (`/workers/<id>`) numbers the ranks by itself, too."""
+        info = _read(request, InitBody).init_info
+        numbered = _as_it_is(info) if "id" in request.parameters else _numbered(info)
+        await self._administration.updating.join_group(self._workers(request), numbered, by=_who(request))
+        return HTTPReply.json({"message": "Weight transfer initialized"})
+
+    async def start_weight_update(self, request: HTTPRequest) -> HTTPReply:
+        await self._administration.updating.start(self._workers(request), by=_who(request))
+        return HTTPReply.json({"message": "Weight update started"})
+
+    async def update_weights(self, request: HTTPRequest) -> HTTPReply:
+        info = _read(request, UpdateBody).update_info
+        await self._administration.updating.receive(self._workers(request), info, by=_who(request))
+        return HTTPReply.json({"message": "Weights updated"})
+
+    async def finish_weight_update(self, request: HTTPRequest) -> HTTPReply:
+        version = _read(request, FinishBody).weight_version if request.body.strip() else None
+        await self._administration.updating.finish(self._workers(request), version, by=_who(request))
+        return HTTPReply.json({"message": "Weight update finished"})
+
+    async def update_weight_version(self, request: HTTPRequest) -> HTTPReply:
+        version = _read(request, LabelBody).new_version
+        await self._administration.updating.label(self._workers(request), version, by=_who(request))
+        return HTTPReply.json({"success": True, "new_version": version})
+
+    async def weight_info(self, request: HTTPRequest) -> HTTPReply:
+        """One version, or a 409: quarantined workers take no calls, so theirs doesn't count while there are others."""
+        workers = self._workers(request)
+        workers = [worker for worker in workers if worker.state != "quarantined"] or workers
+        versions = await self._administration.read("weight_info", workers, lambda control: control.policy_version())
+        if len(set(versions)) > 1:
+            told = ", ".join(f"{worker.id} has {version!r}" for worker, version in zip(workers, versions, strict=True))
+            raise CallError(HTTPStatus.CONFLICT, f"weight_info: the workers' versions differ: {told}")
+        return HTTPReply.json({"weight_version": versions[0]})
+
+    async def get_world_size(self, request: HTTPRequest) -> HTTPReply:
+        replicas = _flag(request, "include_dp", default=True)
+        workers = self._workers(request)
+        ranks = [worker.world_size if replicas else worker.info.world_size for worker in workers if worker.info]
+        return HTTPReply.json({"world_size": sum(ranks)})
+
+    async def collective_rpc(self, request: HTTPRequest) -> HTTPReply:
+        body: dict[str, Any] = msgspec.to_builtins(_read(request, RpcBody))
+        results = await self._administration.updating.collective_rpc(self._workers(request), body, by=_who(request))
+        return HTTPReply.json({"results": results})
+
+    async def abort_requests(self, request: HTTPRequest) -> HTTPReply:
+        """Ids that a worker doesn't know are fine: nobody but it knows its calls."""
+        ids = _read(request, AbortBody).request_ids
+        if not ids:
+            raise BadRequest("request_ids: name the calls; to end all of them, pause with mode=abort", param="request_ids")
+        await self._administration.read("abort_requests", self._workers(request), lambda control: control.abort(ids))
+        return HTTPReply()
+
+    async def server_info(self, request: HTTPRequest) -> HTTPReply:
+        """The first worker's, and under `workers` each one's."""
+        workers = self._workers(request)
+        query = {"config_format": request.query["config_format"]} if "config_format" in request.query else {}
+        infos: list[Any] = await self._administration.read("server_info", workers, lambda control: control.server_info(query))
+        each = {worker.id: info for worker, info in zip(workers, infos, strict=True)}
+        first = cast("dict[str, Any]", infos[0]) if isinstance(infos[0], dict) else {}
+        return HTTPReply.json({**first, "workers": each})
+
+    async def quarantine(self, request: HTTPRequest) -> HTTPReply:
+        [worker] = self._workers(request)
+        self._administration.quarantine(worker, request.query.get("reason") or f"by {_who(request)}", by=_who(request))
+        return HTTPReply.json(worker.describe())
+
+    async def drain(self, request: HTTPRequest) -> HTTPReply:
+        [worker] = self._workers(request)
+        self._administration.drain(worker, by=_who(request))
+        return HTTPReply.json(worker.describe())
+
+    async def release(self, request: HTTPRequest) -> HTTPReply:
+        [worker] = self._workers(request)
+        await self._administration.release(worker, by=_who(request))
+        return HTTPReply.json(worker.describe())
+
+    def _workers(self, request: HTTPRequest) -> list[Worker]:
+        if id_ := request.parameters.get("id"):
+            return self._administration.worker(unquote(id_))
+        return self._administration.workers(request.query.get("model", ""))
+
+
+def _as_it_is(info: Mapping[str, Any]) -> Callable[[Cohort, int], Mapping[str, Any]]:
+    return lambda cohort, index: info  # noqa: ARG005 - nobody's place matters
+
+
+def _numbered(info: Mapping[str, Any]) -> Callable[[Cohort, int], Mapping[str, Any]]:
+    """Each worker's own place in the trainer's group, for transports that have places.
+
+    The trainer numbers the fleet as if it were one server: its own ranks come first, and `rank_offset` says how many they are.
+    """
+    if "rank_offset" not in info:
+        return _as_it_is(info)
+    offset, size = info["rank_offset"], info.get("world_size")
+    if not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
+        raise BadRequest("init_info.rank_offset: it is the number of the trainer's own ranks", param="init_info.rank_offset")
+
+    def number(cohort: Cohort, index: int) -> Mapping[str, Any]:
+        whole = offset + cohort.ranks
+        if size != whole:
+            text = f"the trainer's {offset} ranks and the fleet's {cohort.ranks} make {whole} (GET /get_world_size), and not {size}"
+            raise BadRequest(f"init_info.world_size: {text}: some would wait for others for ever", param="init_info.world_size")
+        return {**info, "rank_offset": offset + cohort.members[index].offset, "world_size": whole}
+
+    return number
+
+
+def _read(request: HTTPRequest, type_: type[T]) -> T:
+    try:
+        return msgspec.json.decode(request.body, type=type_)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise BadRequest(f"the body: {error}") from error
+
+
+def _mode(request: HTTPRequest) -> PauseMode:
+    mode = request.query.get("mode", "abort")
+    if mode not in get_args(PauseMode):
+        raise BadRequest(f"mode: {mode!r} is none; there are abort, wait and keep", param="mode")
+    return cast("PauseMode", mode)
+
+
+def _flag(request: HTTPRequest, name: str, *, default: bool) -> bool:
+    value = request.query.get(name, str(default)).lower()
+    if value not in {"true", "false"}:
+        raise BadRequest(f"{name}: {value!r} is neither true nor false", param=name)
+    return value == "true"
+
+
+def _who(request: HTTPRequest) -> str:
+    return f"{request.client} {request.headers.get('user-agent', '')[:100]}".strip() or "somebody"

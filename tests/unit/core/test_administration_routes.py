@@ -1,0 +1,127 @@
+"""The administration over HTTP: vLLM's parameters and replies, for all workers or for one."""
+
+import pytest
+
+from core.northbound.administration import add_administration_routes
+from core.routes import Routes
+from tests.unit.core.engines import INIT, UPDATE, administered
+from tests.unit.core.test_routes import ask
+
+ROUTES = [
+    ("POST", "/pause", b"", {"status": "paused"}),
+    ("GET", "/is_paused", b"", {"is_paused": True}),
+    ("GET", "/is_sleeping", b"", {"is_sleeping": False}),
+    ("POST", "/start_weight_update", b"", {"message": "Weight update started"}),
+    ("POST", "/update_weights", b'{"update_info":{"names":["w"]}}', {"message": "Weights updated"}),
+    ("POST", "/finish_weight_update", b"", {"message": "Weight update finished"}),
+    ("POST", "/update_weight_version", b'{"new_version":"9"}', {"success": True, "new_version": "9"}),
+    ("GET", "/weight_info", b"", {"weight_version": "9"}),
+    ("POST", "/resume", b"", {"status": "resumed"}),
+    ("POST", "/sleep", b"", {"status": "sleeping", "level": 1}),
+    ("POST", "/wake_up", b"", {"status": "awake", "tags": None}),
+]
+
+
+def serve(fleet):
+    routes = Routes(max_body_bytes=10_000)
+    add_administration_routes(routes, fleet.administration)
+    return routes
+
+
+@pytest.mark.parametrize("prefix", ["", "/workers/w0"])
+async def test_the_routes_answer_as_one_server_does(prefix):
+    async with administered() as fleet:
+        routes = serve(fleet)
+        for method, path, body, reply in ROUTES:
+            browser = await ask(routes, method, prefix + path, body)
+            assert (browser.status, browser.json) == (200, reply), path
+        assert fleet.states == ["ready", "ready"]
+        assert len(set(map(str, (engine.asked for engine in fleet.engines)))) == (2 if prefix else 1)
+        browser = await ask(routes, "POST", prefix + "/abort_requests", b'{"request_ids":["r1"]}')
+        assert (browser.status, browser.raw, fleet.engines[0].sent["abort"]) == (200, b"", ["r1"])
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "body", "param"),
+    [
+        ("/pause", "mode=stop", b"", "mode"),
+        ("/pause", "clear_cache=1", b"", "clear_cache"),
+        ("/sleep", "level=3", b"", "level"),
+        ("/reset_prefix_cache", "reset_external=yes", b"", "reset_external"),
+        ("/init_weight_transfer_engine", "", b'{"init_info":[]}', None),
+        ("/init_weight_transfer_engine", "", b'{"init_info":{"rank_offset":-1,"world_size":1}}', "init_info.rank_offset"),
+        ("/init_weight_transfer_engine", "", b'{"init_info":{"rank_offset":1,"world_size":2}}', "init_info.world_size"),
+        ("/update_weights", "", b'{"update_info":1}', None),
+        ("/update_weights", "", b'{"weights":{}}', None),
+        ("/update_weights", "", b"{", None),
+        ("/finish_weight_update", "", b'{"weight_version":" "}', None),
+        ("/update_weight_version", "", b'{"new_version":""}', None),
+        ("/collective_rpc", "", b'{"args":[]}', None),
+        ("/abort_requests", "", b'{"request_ids":[]}', "request_ids"),
+    ],
+)
+async def test_what_is_wrong_is_refused_by_name_before_a_worker_hears_of_it(path, query, body, param):
+    async with administered() as fleet:
+        browser = await ask(serve(fleet), "POST", path, body, query)
+        assert (browser.status, browser.json["error"]["param"]) == (400, param)
+        assert [engine.asked for engine in fleet.engines] == [[], []]
+
+
+async def test_the_fleet_is_numbered_behind_the_trainers_own_ranks():
+    async with administered(1, 3) as fleet:
+        routes = serve(fleet)
+        assert (await ask(routes, "GET", "/get_world_size")).json == {"world_size": 4}
+        body = b'{"init_info":{"master_address":"h","master_port":1,"rank_offset":1,"world_size":5}}'
+        browser = await ask(routes, "POST", "/init_weight_transfer_engine", body)
+        assert browser.json == {"message": "Weight transfer initialized"}
+        sent = [engine.sent["init"] for engine in fleet.engines]
+        assert sent == [{**INIT, "rank_offset": 1, "world_size": 5}, {**INIT, "rank_offset": 2, "world_size": 5}]
+
+
+async def test_who_speaks_to_a_worker_alone_numbers_it_and_transports_without_ranks_are_not_numbered():
+    async with administered(1, 3) as fleet:
+        routes = serve(fleet)
+        await ask(routes, "POST", "/workers/w1/init_weight_transfer_engine", b'{"init_info":{"rank_offset":7,"world_size":9}}')
+        assert fleet.engines[1].sent["init"] == {"rank_offset": 7, "world_size": 9}
+        await ask(routes, "POST", "/init_weight_transfer_engine", b'{"init_info":{"server_url":"u"}}')
+        assert [engine.sent["init"] for engine in fleet.engines] == [{"server_url": "u"}] * 2
+
+
+async def test_some_is_not_all():
+    async with administered() as fleet:
+        routes = serve(fleet)
+        assert (await ask(routes, "POST", "/workers/w0/pause")).status == 200
+        assert (await ask(routes, "GET", "/is_paused")).json == {"is_paused": False}
+        await ask(routes, "POST", "/workers/w0/update_weight_version", b'{"new_version":"9"}')
+        browser = await ask(routes, "GET", "/weight_info")
+        assert browser.status == 409
+        assert browser.json["error"]["message"] == "weight_info: the workers' versions differ: w0 has '9', w1 has 'default'"
+
+
+async def test_tags_may_be_repeated():
+    async with administered() as fleet:
+        browser = await ask(serve(fleet), "POST", "/wake_up", query="tags=weights&tags=kv_cache")
+        assert browser.json["tags"] == fleet.engines[0].sent["wake_up"] == ["weights", "kv_cache"]
+
+
+async def test_a_worker_is_quarantined_drained_and_released_by_hand():
+    async with administered() as fleet:
+        routes = serve(fleet)
+        browser = await ask(routes, "POST", "/fleet/workers/w0/quarantine", query="reason=it%20smells")
+        assert (browser.json["state"], browser.json["reason"]) == ("quarantined", "it smells")
+        assert (await ask(routes, "POST", "/fleet/workers/w0/release")).json["state"] == "ready"
+        assert (await ask(routes, "POST", "/fleet/workers/w0/drain")).json["state"] == "draining"
+        assert [what for what, _ in fleet.journal] == ["quarantine", "state", "state", "release", "drain"]
+
+
+async def test_unknown_workers_are_a_404():
+    async with administered() as fleet:
+        assert (await ask(serve(fleet), "POST", "/workers/x/pause")).status == 404
+
+
+async def test_an_update_in_pieces_is_passed_on_as_it_is():
+    async with administered() as fleet:
+        routes = serve(fleet)
+        await ask(routes, "POST", "/start_weight_update")
+        await ask(routes, "POST", "/update_weights", b'{"update_info":{"names":["w"],"dtype_names":["float32"],"shapes":[[1]]}}')
+        assert [engine.sent["update"] for engine in fleet.engines] == [UPDATE] * 2
