@@ -102,9 +102,10 @@ class Operation:
 
 
 class _Pending:
-    """An operation's end, for whoever waits for it."""
+    """An operation and its end, for whoever waits for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, operation: Operation) -> None:
+        self.operation = operation
         self.done = trio.Event()
         self.result: Any = None
         self.failure: Exception | None = None
@@ -133,16 +134,17 @@ class Operations:
         """Do `work`, alone on these workers, and give its result.
 
         Who asks for the same while it runs or waits, by the name, the workers and `same`, waits for that one: trainers post again when
-        they lose patience.
+        they lose patience. Unless something else has been asked for since: then it comes after that.
 
         Cancellation: the work goes on alone.
         Raises: what it raises; `NoWorker` when headrace ends meanwhile.
         """
         key = (name, tuple(worker.id for worker in workers), same)
         pending = self._pending.get(key)
-        if pending is None:
-            pending = self._pending[key] = _Pending()
+        if pending is None or not self._is_last(pending.operation):
             operation = Operation(name, workers, by)
+            pending = self._pending[key] = _Pending(operation)
+            self.running.append(operation)
 
             async def run() -> None:
                 pending.failure = NoWorker(f"{name}: headrace ends; nobody knows how far the workers came")
@@ -153,7 +155,8 @@ class Operations:
                 else:
                     pending.failure = None
                 finally:
-                    del self._pending[key]
+                    if self._pending[key] is pending:
+                        del self._pending[key]
                     pending.done.set()
 
             self._send.send_nowait(run)
@@ -166,8 +169,12 @@ class Operations:
         """Whether an operation runs on this worker, or waits to."""
         return any(worker in operation.workers for operation in self.running)
 
+    def _is_last(self, operation: Operation) -> bool:
+        """Whether nothing was asked of its workers since."""
+        later = self.running[self.running.index(operation) + 1 :]
+        return not any(set(operation.workers) & set(other.workers) for other in later)
+
     async def _alone(self, operation: Operation, work: Callable[[Operation], Awaitable[T]]) -> T:
-        self.running.append(operation)
         outcome = "cancelled"
         try:
             result = await self._in_turn(operation, work)

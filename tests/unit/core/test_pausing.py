@@ -91,6 +91,18 @@ async def test_who_asks_for_the_same_joins_the_one_that_runs():
     assert fleet.engines[1].asked == ["pause"]
 
 
+async def test_who_asks_for_the_same_after_something_else_comes_after_that():
+    async with administered(1) as fleet, trio.open_nursery() as nursery:
+        fleet.engines[0].stalls["pause"] = trio.Event()
+        for operation in (fleet.pause, fleet.resume, fleet.pause):
+            nursery.start_soon(operation)
+            await wait_all_tasks_blocked()
+        fleet.engines[0].stalls["pause"].set()
+        await wait_all_tasks_blocked()
+        assert fleet.engines[0].asked == ["pause", "resume", "pause"]
+        assert fleet.states == ["paused"]
+
+
 async def test_operations_on_a_worker_take_turns_and_those_on_others_do_not():
     async with administered(1, 1, models=["a", "b"]) as fleet, trio.open_nursery() as nursery:
         fleet.engines[0].stalls["pause"] = trio.Event()
