@@ -91,6 +91,10 @@ class Operation:
             except trio.TooSlowError:
                 cause = CallError(HTTPStatus.GATEWAY_TIMEOUT, f"no answer within {deadline:g} s (administration.deadline)")
                 failures[worker] = ControlFailed(worker.id, self.name, cause)
+            except Exception as error:
+                # A fault of ours with one worker must not break off what the others are in the middle of.
+                log.exception("fleet.fault", operation=self.name, worker=worker.id)
+                failures[worker] = ControlFailed(worker.id, self.name, CallError(500, f"a fault of headrace: {type(error).__name__}"))
             missing.remove(worker.id)
 
         async with trio.open_nursery() as nursery:

@@ -84,6 +84,16 @@ async def test_who_fails_in_an_update_is_quarantined_and_the_others_go_on():
         assert fleet.engines[1].version == "8"
 
 
+async def test_a_fault_of_ours_with_one_worker_breaks_nothing_off_on_the_others():
+    async with administered() as fleet:
+        await fleet.start()
+        fleet.engines[0].fails["update"] = [LookupError("mine")]
+        with pytest.raises(FleetFailed, match="update_weights failed on w0: a fault of headrace: LookupError"):
+            await fleet.receive()
+        await fleet.finish()
+        assert fleet.states == ["quarantined", "ready"]
+
+
 async def test_a_complete_update_ends_a_quarantine():
     async with administered() as fleet:
         await fleet.start()
