@@ -137,7 +137,7 @@ def from_grpc(error: GRPCError) -> CallError:
 
     UNAVAILABLE is a `WorkerLost`: the path may try another worker before it gives up with it.
     """
-    message = error.message or error.status.name
+    message = shorten(error.message or error.status.name)
     if error.status is Status.UNAVAILABLE:
         return _unavailable(message)
     return CallError(HTTP_STATUS.get(error.status, 500), message)
@@ -172,9 +172,15 @@ def from_code(code: int | str, message: str, *, param: str | None = None) -> Cal
     What is no error's status is a 502. 503 is a `WorkerLost`: the path may try another worker before it gives up with it.
     """
     status = _WORDS.get(code, 500) if isinstance(code, str) else code
+    message = shorten(message)
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
         return _unavailable(message)
     return CallError(status if status in _ERRORS else 502, message, param=param)
+
+
+def shorten(text: str, length: int = 4096) -> str:
+    """A text that others wrote, and that may quote a whole prompt, in a length that a reply and a log line can bear."""
+    return text if len(text) <= length else f"{text[:length]}… ({len(text):,} characters)"
 
 
 def _unavailable(message: str) -> WorkerLost:

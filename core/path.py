@@ -11,7 +11,7 @@ import structlog
 
 from core.call import BODY_KEYS, Call, Identity, Outcome, SamplingParams
 from core.compose import compose
-from core.errors import BadRequest, CallError, PluginFault, WorkerLost, WorkerPaused
+from core.errors import BadRequest, CallError, PluginFault, WorkerLost, WorkerPaused, shorten
 from core.fanout import gather, merge
 from core.fleet.worker import Worker
 from core.metrics import Metrics
@@ -47,7 +47,7 @@ class Path:
 
         What the scope raises passes through, and counts as a failure; an error that was answered inside is told by `fail`.
         """
-        outcome = Outcome(kind="cancelled", status=499)
+        outcome = Outcome(kind="cancelled", status=503)
         try:
             yield outcome
         except Exception as error:
@@ -240,6 +240,7 @@ class LiftedStream:
 
 
 def _unknown(path: str, key: str, known: Sequence[str]) -> BadRequest:
+    path = shorten(path, 200)
     return BadRequest(f"{path}: there is no such key here; {nearest(key, list(known))}", param=path)
 
 

@@ -15,6 +15,8 @@ Role = Literal["aggregated", "prefill", "decode", "encode"]
 Seconds = Annotated[float, Meta(gt=0)]
 Count = Annotated[int, Meta(ge=1)]
 T = TypeVar("T", bound=Struct)
+#: No setting, plugin or field has a longer name.
+_LONGEST_NAME = 64
 
 
 class SettingsError(Exception):
@@ -111,7 +113,7 @@ class RoutingSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Who places calls."""
 
     #: Plugins that choose a worker, asked in this order.
-    policies: list[str] = field(default_factory=lambda: ["round-robin"])
+    policies: Annotated[list[str], Meta(min_length=1)] = field(default_factory=lambda: ["round-robin"])
     #: How many further workers are tried when one is lost before its first token.
     retries: Annotated[int, Meta(ge=0)] = 2
 
@@ -229,7 +231,8 @@ def split_address(address: str) -> tuple[str, int]:
 
 def nearest(word: str, known: list[str]) -> str:
     """The hint for a name that isn't known: the nearest one that is, or all of them."""
-    close = difflib.get_close_matches(word, known, n=1)
+    # The comparison takes time in proportion to the word, which may be a client's, of megabytes.
+    close = difflib.get_close_matches(word[:_LONGEST_NAME], known, n=1)
     if not known:
         return "there are none"
     return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(sorted(known))}"

@@ -123,9 +123,18 @@ def _check(sampling: SamplingParams) -> None:
             f"Got logprobs={count}, len(logprob_token_ids)={len(ids)}.",
             param="sampling_params.logprobs",
         )
-    if (wanted := sampling.structured_outputs) and len(given := [key for key in _SCHEMAS if getattr(wanted, key) is not None]) > 1:
+    # Three values that vLLM's HTTP servers refuse, and that gRPC would take for "not said".
+    if sampling.repetition_penalty == 0:
+        raise BadRequest("repetition_penalty must be in (0, inf), got 0", param="sampling_params.repetition_penalty")
+    if sampling.allowed_token_ids == []:
+        raise BadRequest("allowed_token_ids should not be empty", param="sampling_params.allowed_token_ids")
+    if wanted := sampling.structured_outputs:
         path = "sampling_params.structured_outputs"
-        raise BadRequest(f"{path}: {' and '.join(given)} exclude each other; send one", param=path)
+        given = [key for key in _SCHEMAS if getattr(wanted, key) is not None]
+        if not given:
+            raise BadRequest(f"{path}: one of {', '.join(_SCHEMAS)} has to be there", param=path)
+        if len(given) > 1:
+            raise BadRequest(f"{path}: {' and '.join(given)} exclude each other; send one", param=path)
     if sampling.seed is not None and sampling.seed + (sampling.n or 1) > _MAX_SEED + 1:
         path = "sampling_params.seed"
         raise BadRequest(f"{path}: output i of n has seed + i, and that must stay below 2**63", param=path)

@@ -50,7 +50,7 @@ class SmallPools(httpx.AsyncBaseTransport):
 
     async def aclose(self) -> None:
         """Close every connection."""
-        for pool in self._pools:
+        for pool in [*self._pools]:  # those that are left meanwhile go by themselves
             await pool.transport.aclose()
 
 

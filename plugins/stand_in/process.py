@@ -13,7 +13,7 @@ import trio
 START_DEADLINE = 30.0
 
 #: Seconds that the process may take to end by itself.
-STOP_DEADLINE = 5.0
+STOP_DEADLINE = 3.0
 
 
 @dataclass(frozen=True)

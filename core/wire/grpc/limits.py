@@ -22,8 +22,9 @@ class ChannelLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_connections: int = 32
     #: The largest message, each way. A reply over it ends its call with RESOURCE_EXHAUSTED.
     max_message_bytes: int = 64 * MIB
-    #: The largest header list of a reply. More is an error of the connection: what follows can't be decoded.
-    max_header_bytes: int = 64 * 1024
+    #: The largest header list of a reply. More is an error of the connection, and of every call on it: what follows can't be
+    #: decoded. vLLM quotes each token that it refuses in the status message, so this has to hold a whole prompt in words.
+    max_header_bytes: int = 16 * MIB
     #: What a worker may send on one call before somebody takes its messages.
     stream_window: int = 16 * MIB
     #: What a worker may send on one connection ahead of its arrival here. Credit is returned as data arrives, so that

@@ -245,3 +245,13 @@ def test_any_bytes_are_a_call_or_a_bad_request(raw):
 @example({"x-data-parallel-rank": string.digits * 500})
 def test_any_headers_are_a_call_or_a_bad_request(headers):
     is_a_call_or_a_bad_request(msgspec.json.encode(PLAIN), headers)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("repetition_penalty", 0), ("allowed_token_ids", []), ("structured_outputs", {"disable_any_whitespace": True})]
+)
+def test_what_grpc_would_take_for_not_said_is_refused_as_vllm_does_over_http(key, value):
+    with pytest.raises(BadRequest) as raised:
+        parse_call(msgspec.json.encode({"token_ids": [1], "sampling_params": {key: value}}), {})
+    assert raised.value.param == f"sampling_params.{key}"
+    assert key in raised.value.message

@@ -228,7 +228,7 @@ async def test_a_call_that_headrace_cancels_settles_as_cancelled():
         nursery.start_soon(Browser().ask, rig)
         await wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
-    assert (rig.outcome.kind, rig.outcome.status) == ("cancelled", 499)
+    assert (rig.outcome.kind, rig.outcome.status) == ("cancelled", 503)
     assert (lane.cancelled, rig.in_flight) == (1, [0])
 
 
