@@ -12,8 +12,9 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
 	touch $@
 
+# ARGS are those of `headrace serve`: make run ARGS='--port 9000'
 run: setup
-	$(BIN)/headrace serve
+	$(BIN)/headrace serve $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .
