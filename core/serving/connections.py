@@ -1,22 +1,17 @@
-"""The connections of `headrace serve`: accepted here, spoken by hypercorn's asyncio worker, ended by us.
+"""The connections of `headrace serve`: accepted here, and ended together."""
 
-Hypercorn's own `serve` is not used, for two things that it gets wrong and we can't afford. A connection that its client has closed while
-idle is kept, with its socket and tasks, until the keep-alive time-out: with a client that connects anew for each request, 75 seconds of
-that are thousands of open files. And its shutdown waits, with no end, for a client that has stopped reading.
-"""
-
-import asyncio
+import errno
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, Final, cast
+from typing import Any, Final
 
-from hypercorn.app_wrappers import ASGIWrapper
-from hypercorn.asyncio.tcp_server import TCPServer
-from hypercorn.asyncio.worker_context import WorkerContext
+import trio
 from hypercorn.config import Config
+from hypercorn.trio.worker_context import WorkerContext
 
 from core.serving.asgi import ASGIApp
+from core.serving.connection import Connection
 
 #: A training step ends and thousands of rollouts connect within one round trip; hypercorn's default of 100 drops most of their SYNs.
 _BACKLOG: Final = 4096
@@ -25,67 +20,76 @@ _BACKLOG: Final = 4096
 _KEEP_ALIVE: Final = 75.0
 #: One trainer's calls over one HTTP/2 connection. With more open streams h2 slows down; clients open another connection instead.
 _MAX_STREAMS: Final = 256
-#: What cancelled requests have to send their last words, before their connections are cut.
-_LAST_WORDS: Final = 1.0
-
-
-class _Connection(TCPServer):
-    """Hypercorn's connection, which ends when its client has closed it."""
-
-    async def _read_data(self) -> None:
-        await super()._read_data()
-        await self.idle_task.stop()
+#: Without a file or memory for it, a connection waits in the backlog and is tried again after these seconds.
+_NO_ROOM: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+_TRY_AGAIN: Final = 0.1
 
 
 class Connections:
-    """Everything that is connected to one listening socket."""
+    """Everything that is connected to one listening socket, as tasks of `nursery`: cancelling that ends them all."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = ASGIWrapper(cast("Any", app))
+    def __init__(self, app: ASGIApp, nursery: trio.Nursery) -> None:
+        self._app = app
+        self._nursery = nursery
         self._config = _config()
         self._context = WorkerContext(None)
-        self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
-        self._server: asyncio.Server | None = None
+        self._open: set[Connection] = set()
+        self._ended = trio.lowlevel.ParkingLot()
+        self._listener: socket.socket | None = None
 
-    async def accept(self, listener: socket.socket) -> None:
+    def accept(self, listener: socket.socket) -> None:
         """Begin to listen and to answer; the socket is ours from here on."""
-        self._server = await asyncio.start_server(self._connected, sock=listener, backlog=_BACKLOG)
+        listener.setblocking(False)
+        listener.listen(_BACKLOG)
+        self._listener = listener
+        self._nursery.start_soon(self._accept, listener)
 
-    async def finish(self, limit: Callable[[], Awaitable[object]]) -> None:
-        """Stop accepting, close idle connections, and return when the last request has ended, or else when `limit()` returns.
+    async def finish(self) -> None:
+        """Stop accepting, close idle connections, and return when the last request has ended.
 
-        Cancellation: leaves `end` to do.
+        Cancellation: requests go on; nobody is accepted any more.
         """
-        if self._server is not None:
-            self._server.close()
+        if self._listener is not None:
+            trio.lowlevel.notify_closing(self._listener)
+            self._listener.close()
         await self._context.terminated.set()
-        waiting = asyncio.ensure_future(limit())
+        for connection in self._open:
+            connection.close_if_idle()
+        while self._open:
+            await self._ended.park()
+
+    async def _accept(self, listener: socket.socket) -> None:
+        with listener, suppress(trio.ClosedResourceError):
+            while True:
+                await trio.lowlevel.wait_readable(listener)
+                try:
+                    for accepted, client in _accepted(listener):
+                        connection = Connection(accepted, client, self._app, self._config, self._context)
+                        self._open.add(connection)
+                        self._nursery.start_soon(self._serve, connection)
+                except OSError as error:
+                    if error.errno not in _NO_ROOM:
+                        raise
+                    await self._config.log.warning("cannot accept connections: %s", error.strerror)
+                    await trio.sleep(_TRY_AGAIN)
+
+    async def _serve(self, connection: Connection) -> None:
         try:
-            while self._open and not waiting.done():
-                await asyncio.wait((*self._open, waiting), return_when=asyncio.FIRST_COMPLETED)
+            await connection.run()
         finally:
-            waiting.cancel()
+            self._open.remove(connection)
+            self._ended.unpark()
 
-    async def end(self) -> None:
-        """Cancel the requests that still run, and cut every connection a second later."""
-        if self._server is not None:
-            self._server.close()
-        for task in self._open:
-            task.cancel()
-        if self._open:
-            await asyncio.wait(self._open, timeout=_LAST_WORDS)
-        for writer in self._open.values():
-            writer.transport.abort()
-        if self._open:
-            await asyncio.wait(self._open)
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = cast("asyncio.Task[None]", asyncio.current_task())
-        self._open[task] = writer
-        task.add_done_callback(self._open.pop)
-        # Only `end` cancels this task. Left cancelled, asyncio's streams would print a traceback for it (Python < 3.12).
-        with suppress(asyncio.CancelledError):
-            await _Connection(self._app, asyncio.get_running_loop(), self._config, self._context, {}, reader, writer)
+def _accepted(listener: socket.socket) -> Iterator[tuple[socket.socket, Any]]:
+    """All connections that wait. Raises `OSError` when there is no room for one."""
+    while True:
+        try:
+            yield listener.accept()
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            continue
 
 
 def _config() -> Config:

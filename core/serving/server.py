@@ -1,27 +1,28 @@
-"""The server behind `headrace serve`: hypercorn's asyncio worker in this process, with trio as its guest.
+"""The server behind `headrace serve`: trio alone, with hypercorn's protocols on sockets of our own.
 
-Of hypercorn's two workers the asyncio one is the cheaper host, even with trio on top of it: 0.21 ms of CPU a small request against 0.42,
-17 µs a streamed chunk against 41 (32 connections; with a single one 0.47 against 0.42, for guest mode waits in a thread). And its `send()`
-can be cancelled.
+Neither of hypercorn's workers is used. Under the asyncio one trio is a guest, which waits for everything in a thread; both keep a
+connection that its client has closed while idle until the keep-alive time-out (with a client that connects anew for each request, 75
+seconds of that are thousands of open files), and their shutdown waits, with no end, for a client that has stopped reading.
 
-Hypercorn brings HTTP/1.1 and HTTP/2 (see `core/serving/connections.py`); the way up and the way down are here.
+The connections are in `core/serving/connections.py`; the way up and the way down are here.
 """
 
-import asyncio
 import faulthandler
 import signal
 import socket
 import sys
 import traceback
-from contextlib import suppress
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, cast
+from typing import Final
 
+import trio
+
+from core.beside import beside
 from core.serving.application import dispatch, reason
 from core.serving.asgi import ASGIApp, Open
 from core.serving.connections import Connections
-from core.serving.guest import on_asyncio
 
 #: For what is left of requests and for the proxy to close: workers are told, plugins end. Then the process ends where it stands.
 _CLOSE_GRACE: Final = 5.0
@@ -59,7 +60,7 @@ def serve(open_proxy: Open, options: ServeOptions) -> int:
         )
         return 1
     try:
-        return asyncio.run(_Server(open_proxy, listener, options).run())
+        return trio.run(_Server(open_proxy, listener, options).run)
     finally:
         faulthandler.cancel_dump_traceback_later()
 
@@ -70,8 +71,7 @@ def _bind(options: ServeOptions) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # asyncio turns Nagle's algorithm off only for sockets that were made with a protocol number. With it on, the body of a reply would
-        # wait for the client's delayed acknowledgement of the headers: 40 ms.
+        # With Nagle's algorithm a token would wait for the client's delayed acknowledgement of the one before: 40 ms.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # A client that takes no bytes keeps its connection's task and buffers until the kernel gives up: by default after many minutes.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(options.stall_timeout * 1000))
@@ -93,53 +93,50 @@ class _Server:
         self._open = open_proxy
         self._listener = listener
         self._options = options
-        self._stop = asyncio.Event()
-        self._at_once = asyncio.Event()
-        self._opening: asyncio.Task[int] | None = None
+        self._stop = trio.Event()
+        #: Requests in flight are waited for within this scope, which a second signal cancels.
+        self._grace = trio.CancelScope()
+        self._opening = trio.CancelScope()
+        self._opened = False
 
     async def run(self) -> int:
-        self._opening = cast("asyncio.Task[int]", asyncio.current_task())
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._signalled)
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async with beside(partial(self._heed, signals)):
+                return await self._run()
+
+    async def _heed(self, signals: AsyncIterator[int]) -> None:
+        async for _ in signals:
+            if self._stop.is_set():
+                self._grace.cancel()
+            self._stop.set()
+            if not self._opened:
+                faulthandler.dump_traceback_later(_CLOSE_GRACE, exit=True)
+                self._opening.cancel()
+
+    async def _run(self) -> int:
         try:
-            async with on_asyncio(self._open) as proxy:
-                self._opening = None
-                await self._host(proxy)
-        except asyncio.CancelledError:
-            if not self._stop.is_set():
-                raise
+            with self._listener, self._opening:
+                async with self._open() as proxy:
+                    self._opened = True
+                    await self._host(proxy)
         except Exception as error:  # noqa: BLE001 - the end of the process, whatever it was
             traceback.print_exception(error)
-            sys.stderr.write(f"headrace {'could not start' if self._opening else 'failed'}: {reason(error)}\n")
+            sys.stderr.write(f"headrace {'failed' if self._opened else 'could not start'}: {reason(error)}\n")
             return 1
-        finally:
-            self._listener.close()
         return 0
-
-    def _signalled(self) -> None:
-        if self._stop.is_set():
-            self._at_once.set()
-        self._stop.set()
-        if self._opening is not None:
-            faulthandler.dump_traceback_later(_CLOSE_GRACE, exit=True)
-            self._opening.cancel()
 
     async def _host(self, proxy: ASGIApp) -> None:
         """Answer requests until the first signal, and finish them until the second or the limit."""
-        connections = Connections(partial(dispatch, proxy))
         host, port = self._listener.getsockname()[:2]
-        try:
-            await connections.accept(self._listener)
-            sys.stderr.write(f"headrace listening on http://{f'[{host}]' if ':' in host else host}:{port}\n")
-            await self._stop.wait()
-            await connections.finish(self._limit)
-        finally:
-            faulthandler.dump_traceback_later(_CLOSE_GRACE, exit=True)
-            await connections.end()
-
-    async def _limit(self) -> None:
-        """Return when requests in flight are waited for no longer."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._options.shutdown_timeout):
-                await self._at_once.wait()
+        async with trio.open_nursery() as nursery:
+            try:
+                connections = Connections(partial(dispatch, proxy), nursery)
+                connections.accept(self._listener)
+                sys.stderr.write(f"headrace listening on http://{f'[{host}]' if ':' in host else host}:{port}\n")
+                await self._stop.wait()
+                self._grace.deadline = trio.current_time() + self._options.shutdown_timeout
+                with self._grace:
+                    await connections.finish()
+            finally:
+                faulthandler.dump_traceback_later(_CLOSE_GRACE, exit=True)
+                nursery.cancel_scope.cancel()
