@@ -14,6 +14,7 @@ from tests.conformance.over_grpc.client import client_of, refusal, request
 from tests.conformance.over_grpc.coverage import exercises
 
 INIT = {"master_address": "127.0.0.1", "master_port": 1, "rank_offset": 1, "world_size": 2}
+NOT_SERVING = health.HealthCheckResponseServingStatus.NOT_SERVING
 UPDATE = {"names": ["w"], "dtype_names": ["float32"], "shapes": [[1]]}
 
 
@@ -186,8 +187,9 @@ async def test_a_forward_pass_while_an_update_is_open_kills_the_engine(start, se
                 Status.INTERNAL,
                 "engine-core error: engine core reported fatal failure",
             )
-            reply = await client.health.check(health.HealthCheckRequest())
-            assert reply.status == health.HealthCheckResponseServingStatus.NOT_SERVING
+            with trio.fail_after(10):  # vllm-rs takes a moment to notice
+                while (await client.health.check(health.HealthCheckRequest())).status != NOT_SERVING:  # noqa: ASYNC110 - it has to be asked
+                    await trio.sleep(0.01)
             assert (await refusal(client.generate(request())))[0] is Status.INTERNAL
 
 
