@@ -20,8 +20,9 @@ TURNS = ["What is the answer?", "And the one to the other question?", "Thank you
 #: Its prompt has exactly as many tokens as the context: the client lets it pass, the worker doesn't.
 TOO_LONG = "x" * (tiny_model.MAX_MODEL_LEN - 15)
 SALTS = ["3", "4"]
-#: As Prime-RL's configuration has it, with a key that another server knows.
-SAMPLING: dict[str, Any] = {"temperature": 0.9, "top_p": 1.0, "max_tokens": 12, "min_p": 0.05}
+#: As Prime-RL's configuration has it, with a key that another server knows; seeded, for a model that ends its answer with the very last
+#: token that it may is another case.
+SAMPLING: dict[str, Any] = {"temperature": 0.9, "top_p": 1.0, "max_tokens": 12, "min_p": 0.05, "seed": 7}
 EXTRA_BODY = {"not_for_us": {"max": 1}}
 
 
