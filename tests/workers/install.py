@@ -1,4 +1,4 @@
-"""Install the real workers: `python -m tests.workers.install [--only vllm-rs|engine|variants]`. A second run takes no time."""
+"""Install the real workers: `python -m tests.workers.install [--only vllm-rs|engine|nixl|variants]`. A second run takes no time."""
 
 import argparse
 import sys
@@ -12,9 +12,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.workers.install", description="Install the real workers for the tests.")
     parts = (
         f"vllm-rs: the server {SERVER_VERSION} for the scripted engine; engine: server and engine {ENGINE_VERSION}, and a tiny model; "
+        "nixl: what carries weights and KV blocks between processes; "
         "variants: engines with a model that sees, and with one that reports its routing"
     )
-    installers = {"vllm-rs": components.server_binary, "engine": components.models, "variants": components.variants}
+    installers = {
+        "vllm-rs": components.server_binary,
+        "engine": components.models,
+        "nixl": components.nixl_packages,
+        "variants": components.variants,
+    }
     parser.add_argument("--only", choices=list(installers), help=parts)
     only = parser.parse_args().only
     for component, install in installers.items():
