@@ -12,7 +12,7 @@ from core.northbound.models import ModelCard
 from core.proxy import Proxy
 from core.reply import GenerateReply, Output
 from core.routes import Exchange, HTTPReply, HTTPRequest, Routes
-from core.settings import PluginSettings, Settings, WorkerSettings
+from core.settings import PluginSettings, Role, Settings, WorkerSettings
 from core.wire.needs import OVER_GRPC, OVER_HTTP
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "Output",
     "PluginSettings",
     "Proxy",
+    "Role",
     "Routes",
     "SamplingParams",
     "Settings",

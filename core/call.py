@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct, field
 
+from core.settings import Role
+
 TokenId = Annotated[int, Meta(ge=0, lt=2**32)]
 UInt32 = Annotated[int, Meta(ge=0, lt=2**32)]
 #: A number of candidates per token; −1 is the whole vocabulary.
@@ -144,6 +146,8 @@ class Call(Struct, kw_only=True):
     priority: int = 0
     session_id: str = ""
     adapter: str = ""
+    #: The role of the workers that the call may go to. `None`: workers that answer whole calls, `aggregated` and `decode`.
+    role: Role | None = None
     data_parallel_rank: int | None = None
     kv_transfer_params: dict[str, Any] | None = None
     ec_transfer_params: dict[str, Any] | None = None

@@ -96,8 +96,8 @@ class HookSpecs:
     def eligible_workers(self, call: "Call", workers: "Sequence[Worker]") -> "Sequence[Worker] | None":
         """Narrow the workers that may take a call.
 
-        Runs once per attempt, with the workers that are ready, serve the call's model and have a wire that carries what it needs, less
-        those that failed it already. Returns those of `workers` that may take the call, `None` for all of them. The core keeps what
+        Runs once per attempt, with the workers that are ready, serve the call's model, have its role and a wire that carries what it
+        needs, less those that failed it already. Returns those of `workers` that may take the call, `None` for all of them. The core keeps what
         every plugin has kept. May change nothing.
 
         Raises: `NoWorker` (503), or another `CallError`, when nobody is left and the plugin knows why.

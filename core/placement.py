@@ -15,6 +15,8 @@ from core.wire.needs import explain
 
 #: States that end by themselves, or by a trainer's next call: whoever waits will be served.
 _HELD = frozenset({"paused", "updating"})
+#: Roles of workers that do a part of a call, for whoever asks them for it.
+_PARTIAL = frozenset({"prefill", "encode"})
 
 
 class Placement(Struct, frozen=True):
@@ -108,12 +110,23 @@ class Placer:
             return CallError(501, "no worker has an HTTP server, which this route is relayed to: give one `http` in headrace.toml")
         if tried:
             return NoWorker(f"no worker is left: {', '.join(f'{w.id} ({reason})' for w, reason in tried.items())}")
-        states = ", ".join(f"{w.id} is {w.state} ({w.reason})" for w in self._fleet.workers.values() if w.state != "ready")
-        return NoWorker(f"no worker is ready: {states or 'the fleet is empty'}")
+        standing = ", ".join(_standing(w, call) for w in self._fleet.workers.values() if w.state != "ready" or not _has_role(w, call))
+        return NoWorker(f"no worker is ready: {standing or 'the fleet is empty'}")
 
 
 def _serves(worker: Worker, call: Call) -> bool:
-    return _serves_model(worker, call) and (worker.http is not None or not call.relayed)
+    return _serves_model(worker, call) and _has_role(worker, call) and (worker.http is not None or not call.relayed)
+
+
+def _has_role(worker: Worker, call: Call) -> bool:
+    return worker.role not in _PARTIAL if call.role is None else worker.role == call.role
+
+
+def _standing(worker: Worker, call: Call) -> str:
+    """Why a worker doesn't take the call, in words."""
+    if not _has_role(worker, call):
+        return f"{worker.id} is for {worker.role} only"
+    return f"{worker.id} is {worker.state} ({worker.reason})"
 
 
 def _serves_model(worker: Worker, call: Call) -> bool:

@@ -15,16 +15,16 @@ from core.northbound.generate import GenerateRoute
 from core.path import Path
 from core.placement import Placer
 from core.registry import Loaded, Registry
-from core.settings import GateSettings, ProbeSettings, ServerSettings, WorkerSettings
+from core.settings import GateSettings, ProbeSettings, Role, ServerSettings, WorkerSettings
 from core.wire.lane import Lane
 from plugins.routing_round_robin import RoundRobin
 
 Message = Mapping[str, Any]
 
 
-def make_worker(name: str, *lanes: Lane, models: Sequence[str] = ("tiny",), state: State = "ready") -> Worker:
+def make_worker(name: str, *lanes: Lane, models: Sequence[str] = ("tiny",), state: State = "ready", role: Role = "aggregated") -> Worker:
     """A worker that was introduced, and is in that state."""
-    worker = Worker(WorkerSettings(grpc="127.0.0.1:50051", id=name))
+    worker = Worker(WorkerSettings(grpc="127.0.0.1:50051", id=name, role=role))
     worker.info = WorkerInfo(models=tuple(models), model_id=models[0], max_model_len=100)
     worker.lanes = lanes
     worker.state = state

@@ -57,6 +57,21 @@ def test_a_call_without_a_model_is_refused_when_there_are_several():
     assert (error.message, error.param) == ("model: the fleet serves x, y; name one", "model")
 
 
+def test_a_call_without_a_role_goes_to_no_worker_that_does_a_part_of_calls_only():
+    rig = Rig(worker("p", role="prefill"), worker("e", role="encode"), worker("d", role="decode"), worker("a"))
+    assert {rig.placer.place(make_call(), {}).worker.id for _ in range(4)} == {"d", "a"}
+
+
+def test_a_call_with_a_role_goes_to_workers_of_that_role():
+    rig = Rig(worker("p", role="prefill"), worker("d", role="decode"), worker("a"))
+    assert {rig.placer.place(make_call(role="prefill"), {}).worker.id for _ in range(3)} == {"p"}
+
+
+def test_a_role_that_nobody_has_is_a_503_that_names_what_there_is():
+    error = refusal(Rig(worker("p", role="prefill"), worker("d", role="decode", state="gone")))
+    assert error.message == "no worker is ready: p is for prefill only, d is gone (gone in a test)"
+
+
 def test_a_need_that_no_worker_serves_is_a_400_that_says_who_would():
     error = refusal(Rig(worker("a")), needs={"sampling_params.bad_words", "sampling_params.stop"})
     assert error.status == 400
