@@ -11,6 +11,7 @@ from core.registry import Registry, load_plugins
 from core.serving.server import ServeOptions
 from core.serving.server import serve as run_server
 from core.settings import Settings, SettingsError, load_settings
+from core.simulation.command import simulate
 
 _CONFIG = click.option(
     "--config", type=click.Path(dir_okay=False), help="headrace.toml; default: $HEADRACE_CONFIG, then the file in this folder."
@@ -21,6 +22,9 @@ _CONFIG = click.option(
 @click.version_option(package_name="headrace")
 def main() -> None:
     """A proxy between reinforcement-learning trainers and a fleet of vLLM workers."""
+
+
+main.add_command(simulate)
 
 
 @main.command()

@@ -7,7 +7,7 @@ without one takes nothing and has no section. `enabled_by_default = False` makes
 
 import os
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -181,8 +181,8 @@ class Registry:
         return [impl.plugin_name for impl in getattr(self._manager.hook, hook).get_hookimpls()]
 
 
-def load_plugins(settings: Settings) -> Registry:
-    """Load the plugins that the settings ask for.
+def load_plugins(settings: Settings, *, only: Collection[str] | None = None) -> Registry:
+    """Load the plugins that the settings ask for; of these, `only` those.
 
     Raises: `SettingsError`, which names the distribution when a plugin can't be imported or its settings are wrong.
     """
@@ -196,7 +196,8 @@ def load_plugins(settings: Settings) -> Registry:
         for name in names:
             if name not in found:
                 raise SettingsError(f"plugins.{key or name}: there is no plugin {name!r}: {nearest(name, list(found))}")
-    return Registry(list(_load_all(found, choice)), settings.routing.policies)
+    wanted = found if only is None else {name: entry for name, entry in found.items() if name in only}
+    return Registry(list(_load_all(wanted, choice)), settings.routing.policies)
 
 
 def _load_all(found: Mapping[str, EntryPoint], choice: PluginsSettings) -> Iterator[Loaded]:

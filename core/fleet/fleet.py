@@ -49,6 +49,14 @@ class Fleet:
         """
         await self._serve(self._enter(settings))
 
+    def admit(self, worker: Worker) -> None:
+        """Let a worker join that was introduced elsewhere and that nobody probes: a simulated one.
+
+        Raises: `ValueError` when a worker of that id is there already.
+        """
+        self._add(worker)
+        self._set(worker, "ready", "")
+
     def paused(self, worker: Worker) -> None:
         """Somebody has paused the worker's engine: no calls until a probe finds it running."""
         if worker.state == "ready":
@@ -75,10 +83,13 @@ class Fleet:
 
     def _enter(self, settings: WorkerSettings) -> Worker:
         worker = Worker(settings)
+        self._add(worker)
+        return worker
+
+    def _add(self, worker: Worker) -> None:
         if worker.id in self.workers:
             raise ValueError(f"worker {worker.id!r} is in the fleet already")
         self.workers[worker.id] = worker
-        return worker
 
     async def _serve(self, worker: Worker) -> None:
         try:
