@@ -5,6 +5,7 @@ A plugin imports from here, and nothing from below but vLLM's own messages (`cor
 
 from core.call import Call, Identity, Outcome, SamplingParams
 from core.errors import BadRequest, CallError, NotFound, NoWorker
+from core.fleet.cohort import Cohort, Member
 from core.fleet.worker import Worker, WorkerInfo
 from core.hookspecs import Choice, hookimpl
 from core.northbound.body import refusing
@@ -22,11 +23,13 @@ __all__ = [
     "Call",
     "CallError",
     "Choice",
+    "Cohort",
     "Exchange",
     "GenerateReply",
     "HTTPReply",
     "HTTPRequest",
     "Identity",
+    "Member",
     "ModelCard",
     "NoWorker",
     "NotFound",

@@ -8,7 +8,7 @@ What a hook may raise stands in its spec. Anything else is a fault of the plugin
 no other call is touched. `HEADRACE_TRACE_HOOKS=1` prints each hook call, with arguments and result.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pluggy
@@ -16,6 +16,7 @@ from msgspec import Struct
 
 if TYPE_CHECKING:
     from core.call import Call, Outcome
+    from core.fleet.cohort import Cohort
     from core.fleet.worker import Worker
     from core.northbound.models import ModelCard
     from core.proxy import Proxy
@@ -302,6 +303,45 @@ class HookSpecs:
             @hookimpl
             def worker_left(self, worker: Worker) -> None:
                 self.load.pop(worker.id, None)
+        """
+
+    @hookspec(firstresult=True)
+    def translate_weight_update(self, body: "Mapping[str, Any]") -> "Mapping[str, Any] | None":
+        """Say what a body of `POST /update_weights` that isn't vLLM's means, in a trainer's dialect.
+
+        Runs for each such body, whether it is for the fleet or for one worker, before a worker hears of it. Returns the body of the
+        `/collective_rpc` that does the same (`method`, and as wanted `args`, `kwargs`, `timeout`), `None` to pass to the next plugin; a
+        body that nobody knows is refused. A `weight_version` in it labels the weights of each worker afterwards. Changes nothing.
+
+        Raises: `CallError` to refuse the update; `BadRequest` names the field.
+
+        Example: weights that lie in a folder.
+
+            @hookimpl
+            def translate_weight_update(self, body: Mapping[str, Any]) -> Mapping[str, Any] | None:
+                if "folder" not in body:
+                    return None
+                return {"method": "reload_weights", "kwargs": {"weights_path": body["folder"]}}
+        """
+
+    @hookspec(firstresult=True)
+    def number_ranks(self, body: "Mapping[str, Any]", cohort: "Cohort", index: int) -> "Mapping[str, Any] | None":
+        """Give each worker its place in a trainer's group that it joins by a `/collective_rpc` to the whole fleet.
+
+        Runs once for each member of the `cohort`, which `index` says, before a worker hears of it; not for a worker that is spoken to
+        alone, since its trainer numbers by itself. `body` is what was posted. Returns what this member gets, `None` for a method that
+        joins no group. A method that is numbered does: calls wait while the workers join, and from then on these, as they are, are who
+        an update is for. Changes nothing.
+
+        Raises: `BadRequest` when the trainer counts other ranks than there are.
+
+        Example: a method `meet(port, first_rank)`.
+
+            @hookimpl
+            def number_ranks(self, body: Mapping[str, Any], cohort: Cohort, index: int) -> Mapping[str, Any] | None:
+                if body["method"] != "meet":
+                    return None
+                return {**body, "kwargs": {**body["kwargs"], "first_rank": cohort.members[index].offset}}
         """
 
     @hookspec

@@ -42,7 +42,7 @@ class Proxy:
         self._generate = GenerateRoute(path, settings.server)
         self._routes = Routes(max_body_bytes=settings.server.max_body_mib * MIB)
         add_status_routes(self._routes, self.fleet, self._administration, self._metrics, registry)
-        add_administration_routes(self._routes, self._administration)
+        add_administration_routes(self._routes, self._administration, registry)
         registry.call("collect_metrics", registry=self._metrics.registry)
         registry.call("register_routes", routes=self._routes, proxy=self)
 

@@ -1,7 +1,7 @@
 """The steps of a weight update on a cohort, with the rules that keep an engine alive and the fleet of one mind."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from hashlib import blake2b
 from http import HTTPStatus
 from typing import Any, Final
@@ -20,6 +20,8 @@ from core.settings import AdministrationSettings
 
 #: Methods behind `collective_rpc` that replace all weights: vLLM's own, and Prime-RL's worker extension's.
 REPLACING: Final = frozenset({"reload_weights", "update_weights_from_path"})
+#: The one of them that may wait for a trainer's group, which has to be whole then.
+_RECEIVING: Final = "update_weights_from_path"
 #: How an engine says that it has no such method.
 _NO_METHOD: Final = re.compile(r"no (attribute|method)")
 #: What no transport of vLLM takes for an update.
@@ -53,24 +55,27 @@ class Updating:
         cohort = Cohort.of(workers)
         infos = {worker.id: info(cohort, index) for index, worker in enumerate(workers)}
 
-        async def work(operation: Operation) -> None:
-            self._block(workers, "it joins a trainer's group")
-            try:
-                joined = await operation.ask(workers, lambda control: control.init_weight_transfer(infos[control.worker.id]), deadline=None)
-            finally:
-                self._block(workers, "")
-            for worker in workers:
-                self._standings.of(worker).group = None if joined.failures else cohort
-            if joined.failures:
-                raise FleetFailed(operation.name, joined.failures, "The group is incomplete: let all of them join again")
+        async def join(control: WorkerControl) -> list[Any]:
+            await control.init_weight_transfer(infos[control.worker.id])
+            return []
 
-        await self._operations.do("init_weight_transfer_engine", workers, work, by=by, same=_digest(infos))
+        await self._join("init_weight_transfer_engine", workers, cohort, join, by=by, same=_digest(infos))
+
+    async def join_group_by_rpc(self, workers: Sequence[Worker], bodies: Sequence[Mapping[str, Any]], *, by: str) -> list[Any]:
+        """The same by a method behind `collective_rpc`, and with its results; `bodies` are the workers', in their order."""
+        shares = {worker.id: body for worker, body in zip(workers, bodies, strict=True)}
+        name = f"collective_rpc {bodies[0]['method']}"
+
+        async def join(control: WorkerControl) -> list[Any]:
+            return await _call_method(control, shares[control.worker.id])
+
+        return await self._join(name, workers, Cohort.of(workers), join, by=by, same=_digest(shares))
 
     async def start(self, workers: Sequence[Worker], *, by: str) -> None:
         """Start an update. Workers that are not paused are paused first, frozen as they are, and resumed when it has finished."""
 
         async def work(operation: Operation) -> None:
-            self._demand_group(workers)
+            self._demand_group(operation, workers)
             waiting = [worker for worker in workers if not self._is_started(worker)]
             running = [worker for worker in waiting if not self._is_still(worker)]
             self._block(waiting, "a weight update is starting")
@@ -144,19 +149,22 @@ class Updating:
 
         await self._operations.do("finish_weight_update", workers, work, by=by, same=str(version))
 
-    async def collective_rpc(self, workers: Sequence[Worker], body: Mapping[str, Any], *, by: str) -> list[Any]:
-        """Call a method on every rank; the results in the order of the ranks. One that replaces all weights is an update in itself."""
+    async def collective_rpc(self, workers: Sequence[Worker], body: Mapping[str, Any], *, by: str, version: str | None = None) -> list[Any]:
+        """Call a method on every rank; the results in the order of the ranks. One that replaces all weights is an update in itself.
+
+        `version` labels the weights of each worker as soon as it has returned there.
+        """
         replacing = body["method"] in REPLACING
 
         async def call(control: WorkerControl) -> list[Any]:
-            try:
-                return await control.collective_rpc(body)
-            except ControlFailed as failure:
-                if _NO_METHOD.search(failure.reason):
-                    raise ControlFailed(control.worker.id, failure.operation, CallError(404, failure.reason)) from failure
-                raise
+            results = await _call_method(control, body)
+            if version is not None:
+                await control.set_policy_version(version)
+            return results
 
         async def work(operation: Operation) -> list[Any]:
+            if body["method"] == _RECEIVING:
+                self._demand_group(operation, workers)
             if replacing:
                 self._block(workers, f"{body['method']} is running")
             try:
@@ -164,15 +172,17 @@ class Updating:
             finally:
                 if replacing:
                     self._block(workers, "")
+            for worker in called.good if version is not None else ():
+                worker.policy_version = version
             if replacing:
                 for worker in called.good:
                     self._standings.mend(worker)
                 self._judge(operation, called)
             elif called.failures:
                 raise FleetFailed(operation.name, called.failures, "The other workers did it")
-            return [result for results in called.good.values() for result in results]
+            return _in_rank_order(called)
 
-        return await self._operations.do(f"collective_rpc {body['method']}", workers, work, by=by, same=_digest(body))
+        return await self._operations.do(f"collective_rpc {body['method']}", workers, work, by=by, same=_digest([body, version]))
 
     async def label(self, workers: Sequence[Worker], version: str, *, by: str) -> None:
         """Label the weights that are there with a policy version."""
@@ -195,6 +205,30 @@ class Updating:
         await operation.ask(open_, lambda control: control.update_weights(_NO_UPDATE), deadline=self._deadline)
         for worker in open_:
             self._standings.of(worker).session = False
+
+    async def _join(
+        self,
+        name: str,
+        workers: Sequence[Worker],
+        cohort: Cohort,
+        join: Callable[[WorkerControl], Awaitable[list[Any]]],
+        *,
+        by: str,
+        same: str,
+    ) -> list[Any]:
+        async def work(operation: Operation) -> list[Any]:
+            self._block(workers, "it joins a trainer's group")
+            try:
+                joined = await operation.ask(workers, join, deadline=None)
+            finally:
+                self._block(workers, "")
+            for worker in workers:
+                self._standings.of(worker).group = None if joined.failures else cohort
+            if joined.failures:
+                raise FleetFailed(operation.name, joined.failures, "The group is incomplete: let all of them join again")
+            return _in_rank_order(joined)
+
+        return await self._operations.do(name, workers, work, by=by, same=same)
 
     def _weights(self, worker: Worker) -> tuple[bool, bool, bool]:
         standing = self._standings.of(worker)
@@ -239,7 +273,7 @@ class Updating:
             )
         return members
 
-    def _demand_group(self, workers: Sequence[Worker]) -> None:
+    def _demand_group(self, operation: Operation, workers: Sequence[Worker]) -> None:
         """A group that isn't what it was would wait for ever for who is missing."""
         groups = [group for worker in workers if (group := self._standings.of(worker).group)]
         if not groups:
@@ -249,8 +283,8 @@ class Updating:
         members = {(member.id, member.instance) for member in groups[0].members}
         changes += [f"{worker.id} is not in it" for worker in workers if (worker.id, instance_of(worker)) not in members and not changes]
         if changes:
-            text = f"start_weight_update: the trainer's group has changed: {'; '.join(changes)}. Let all join again"
-            raise CallError(HTTPStatus.CONFLICT, f"{text} (/init_weight_transfer_engine)")
+            text = f"{operation.name}: the trainer's group has changed: {'; '.join(changes)}. Let all join again, as they did at first"
+            raise CallError(HTTPStatus.CONFLICT, text)
 
 
 def _shares(workers: Sequence[Worker], info: Mapping[str, Any] | Sequence[Any]) -> dict[str, Any]:
@@ -262,6 +296,20 @@ def _shares(workers: Sequence[Worker], info: Mapping[str, Any] | Sequence[Any]) 
         text = f"update_info: {len(info)} objects for {cohort.ranks} ranks; as a list it has one for each"
         raise BadRequest(text, param="update_info")
     return {member.id: info[member.offset : member.offset + member.ranks] for member in cohort.members}
+
+
+async def _call_method(control: WorkerControl, body: Mapping[str, Any]) -> list[Any]:
+    """Raises: `ControlFailed`, with a 404 when the engine has no such method."""
+    try:
+        return await control.collective_rpc(body)
+    except ControlFailed as failure:
+        if _NO_METHOD.search(failure.reason):
+            raise ControlFailed(control.worker.id, failure.operation, CallError(404, failure.reason)) from failure
+        raise
+
+
+def _in_rank_order(answers: Answers[list[Any]]) -> list[Any]:
+    return [result for results in answers.good.values() for result in results]
 
 
 def _digest(value: Any) -> str:

@@ -17,6 +17,7 @@ from core.fleet.administration import Administration
 from core.fleet.cohort import Cohort
 from core.fleet.control import PauseMode
 from core.fleet.worker import Worker
+from core.registry import Registry
 from core.routes import HTTPReply, HTTPRequest, Method, Routes
 
 T = TypeVar("T", bound=Struct)
@@ -62,9 +63,9 @@ class AbortBody(Struct, forbid_unknown_fields=True):
     request_ids: list[str]
 
 
-def add_administration_routes(routes: Routes, administration: Administration) -> None:
+def add_administration_routes(routes: Routes, administration: Administration, registry: Registry) -> None:
     """Serve them."""
-    handlers = _Handlers(administration)
+    handlers = _Handlers(administration, registry)
     for method, path, handler in handlers.table():
         routes.add(method, path, handler)
         routes.add(method, f"/workers/<id>{path}", handler)
@@ -74,8 +75,9 @@ def add_administration_routes(routes: Routes, administration: Administration) ->
 
 
 class _Handlers:
-    def __init__(self, administration: Administration) -> None:
+    def __init__(self, administration: Administration, registry: Registry) -> None:
         self._administration = administration
+        self._registry = registry
 
     def table(self) -> Sequence[tuple[Method, str, Callable[[HTTPRequest], Awaitable[HTTPReply]]]]:
         return (
@@ -148,7 +150,15 @@ class _Handlers:
         return HTTPReply.json({"message": "Weight update started"})
 
     async def update_weights(self, request: HTTPRequest) -> HTTPReply:
-        info = _read(request, UpdateBody).update_info
+        """Receive weights; or what a plugin makes of another body."""
+        try:
+            info = _read(request, UpdateBody).update_info
+        except BadRequest:
+            if (translated := self._translated(request)) is None:
+                raise
+            version, body = translated.pop("weight_version", None), _rpc(translated)
+            await self._administration.updating.collective_rpc(self._workers(request), body, by=_who(request), version=version)
+            return HTTPReply.json({"status": "ok"})
         await self._administration.updating.receive(self._workers(request), info, by=_who(request))
         return HTTPReply.json({"message": "Weights updated"})
 
@@ -179,8 +189,13 @@ class _Handlers:
         return HTTPReply.json({"world_size": sum(ranks)})
 
     async def collective_rpc(self, request: HTTPRequest) -> HTTPReply:
+        """Call a method everywhere. One with which the workers join a trainer's group is numbered, as `init_weight_transfer_engine`."""
         body: dict[str, Any] = msgspec.to_builtins(_read(request, RpcBody))
-        results = await self._administration.updating.collective_rpc(self._workers(request), body, by=_who(request))
+        workers, updating = self._workers(request), self._administration.updating
+        if "id" not in request.parameters and (numbered := self._numbered(body, workers)):
+            results = await updating.join_group_by_rpc(workers, numbered, by=_who(request))
+        else:
+            results = await updating.collective_rpc(workers, body, by=_who(request))
         return HTTPReply.json({"results": results})
 
     async def abort_requests(self, request: HTTPRequest) -> HTTPReply:
@@ -214,6 +229,17 @@ class _Handlers:
         [worker] = self._workers(request)
         await self._administration.release(worker, by=_who(request))
         return HTTPReply.json(worker.describe())
+
+    def _translated(self, request: HTTPRequest) -> dict[str, Any] | None:
+        """The `/collective_rpc` that a body of `/update_weights` stands for, should a plugin know."""
+        body = request.json()
+        return dict(self._registry.call("translate_weight_update", body=body) or ()) or None if isinstance(body, dict) else None
+
+    def _numbered(self, body: Mapping[str, Any], workers: Sequence[Worker]) -> list[Mapping[str, Any]]:
+        """What each worker gets of a method that joins a group; nothing for one that doesn't."""
+        cohort = Cohort.of(workers)
+        numbered = [self._registry.call("number_ranks", body=body, cohort=cohort, index=index) for index in range(len(workers))]
+        return numbered if all(numbered) else []
 
     def _workers(self, request: HTTPRequest) -> list[Worker]:
         if id_ := request.parameters.get("id"):
@@ -251,6 +277,10 @@ def _read(request: HTTPRequest, type_: type[T]) -> T:
         return msgspec.json.decode(request.body, type=type_)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise BadRequest(f"the body: {error}") from error
+
+
+def _rpc(body: Mapping[str, Any]) -> dict[str, Any]:
+    return msgspec.to_builtins(msgspec.convert(body, RpcBody))
 
 
 def _mode(request: HTTPRequest) -> PauseMode:

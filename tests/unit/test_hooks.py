@@ -7,7 +7,8 @@ import ast
 import inspect
 import re
 import textwrap
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
+from typing import Any
 
 import pytest
 import trio
@@ -18,6 +19,7 @@ from trio.testing import wait_all_tasks_blocked
 from core import proxy as proxy_module
 from core.call import Call, Identity, Outcome
 from core.errors import CallError
+from core.fleet.cohort import Cohort
 from core.fleet.fleet import Fleet
 from core.fleet.worker import Worker
 from core.hookspecs import HOOKS, Choice, HookSpecs, hookimpl
@@ -31,6 +33,7 @@ from core.wire.generated.inference_pb2 import GenerateRequest
 from plugins.routing_round_robin import RoundRobin
 from plugins.stand_in import Settings as StandInSettings
 from plugins.stand_in import StandIn
+from tests.unit.core.engines import AdministeredFleet, Engine, serve_http
 from tests.unit.core.lanes import ScriptedLane, output
 from tests.unit.core.rig import Browser, Rig, make_worker
 
@@ -241,7 +244,11 @@ def opened(monkeypatch):
 
 
 async def get(proxy: Proxy, path: str) -> Browser:
-    browser = Browser(b"", method="GET")
+    return await ask(proxy, path, b"", method="GET")
+
+
+async def ask(proxy: Proxy, path: str, body: Any, *, method: str = "POST") -> Browser:
+    browser = Browser(body, method=method)
     scope = {
         **browser.scope,
         "path": path,
@@ -383,6 +390,58 @@ async def test_hook_worker_left(opened):
         move(opening.fleet, worker, "gone")
         move(opening.fleet, worker, "gone")
     assert seen == [(worker, ())]  # it was told when the worker could get no more calls
+
+
+async def test_hook_translate_weight_update(opened):
+    seen = []
+
+    class Plugin:
+        @hookimpl
+        def translate_weight_update(self, body: Mapping[str, Any]) -> Mapping[str, Any] | None:
+            seen.append(body)
+            if "folder" not in body:
+                return None
+            return {"method": "reload_weights", "kwargs": {"weights_path": body["folder"]}, "weight_version": "7"}
+
+    async with opened(Plugin()) as proxy:
+        engine, called = join(proxy, "a")
+        assert (await ask(proxy, "/update_weights", {"folder": "/w"})).json == {"status": "ok"}
+        refused = await ask(proxy, "/update_weights", {"fodler": "/w"})
+        assert (await ask(proxy, "/update_weights", {"update_info": {}})).status == 409, "vLLM's own, without a start"
+    assert seen == [{"folder": "/w"}, {"fodler": "/w"}]
+    assert called == [{"method": "reload_weights", "kwargs": {"weights_path": "/w"}}]
+    assert engine.version == "7"
+    assert (refused.status, refused.json["error"]["message"]) == (400, "the body: Object contains unknown field `fodler`")
+
+
+async def test_hook_number_ranks(opened):
+    seen = []
+
+    class Plugin:
+        @hookimpl
+        def number_ranks(self, body: Mapping[str, Any], cohort: Cohort, index: int) -> Mapping[str, Any] | None:
+            seen.append((body["method"], cohort.ranks, index))
+            if body["method"] != "meet":
+                return None
+            return {**body, "kwargs": {"first_rank": cohort.members[index].offset}}
+
+    async with opened(Plugin()) as proxy:
+        (_, first), (_, second) = join(proxy, "a"), join(proxy, "b")
+        for path in ("/collective_rpc", "/workers/b/collective_rpc"):
+            for method in ("meet", "wave"):
+                assert (await ask(proxy, path, {"method": method})).status == 200
+    assert seen == [("meet", 2, 0), ("meet", 2, 1), ("wave", 2, 0), ("wave", 2, 1)]
+    assert first == [{"method": "meet", "kwargs": {"first_rank": 0}}, {"method": "wave"}]
+    assert second == [{"method": "meet", "kwargs": {"first_rank": 1}}, {"method": "wave"}, {"method": "meet"}, {"method": "wave"}]
+
+
+def join(proxy: Proxy, name: str) -> tuple[Engine, list[Any]]:
+    """Let a worker join; its engine, and the bodies of its `/collective_rpc`."""
+    engine = Engine()
+    worker = AdministeredFleet.make(name, engine)
+    worker.state = "starting"
+    move(proxy.fleet, worker, "ready")
+    return engine, serve_http(worker, {"results": [None]})
 
 
 async def test_hook_session_finished(opened):

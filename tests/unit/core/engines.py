@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
+import httpx
+import msgspec
 import trio
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
@@ -30,6 +32,17 @@ def broken(message: str = "worker died") -> GRPCError:
 def refused(message: str = "no backend") -> GRPCError:
     """What a request that can't be served looks like."""
     return GRPCError(Status.FAILED_PRECONDITION, message)
+
+
+def serve_http(worker, answer: Any):
+    bodies = []
+
+    def handler(request) -> Any:
+        bodies.append(msgspec.json.decode(request.content))
+        return answer(len(bodies)) if callable(answer) else httpx.Response(200, json=answer)
+
+    worker.http = httpx.AsyncClient(base_url="http://w", transport=httpx.MockTransport(handler))
+    return bodies
 
 
 class Engine:

@@ -3,6 +3,7 @@
 import pytest
 
 from core.northbound.administration import add_administration_routes
+from core.registry import Loaded, Registry
 from core.routes import Routes
 from tests.unit.core.engines import INIT, UPDATE, administered
 from tests.unit.core.test_routes import ask
@@ -22,9 +23,10 @@ ROUTES = [
 ]
 
 
-def serve(fleet):
+def serve(fleet, *plugins):
     routes = Routes(max_body_bytes=10_000)
-    add_administration_routes(routes, fleet.administration)
+    registry = Registry([Loaded(f"p{i}", plugin) for i, plugin in enumerate(plugins)])
+    add_administration_routes(routes, fleet.administration, registry)
     return routes
 
 

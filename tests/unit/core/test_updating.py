@@ -1,10 +1,8 @@
 """Weight updates, step by step: no engine is ever run on weights that aren't there, and everybody learns what has failed."""
 
 from functools import partial
-from typing import Any
 
 import httpx
-import msgspec
 import pytest
 import trio
 from msgspec.structs import replace
@@ -12,7 +10,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from core.errors import BadRequest, CallError
 from core.fleet.operations import FleetFailed
-from tests.unit.core.engines import INIT, UPDATE, administered, broken, refused
+from tests.unit.core.engines import INIT, UPDATE, administered, broken, refused, serve_http
 
 ALL = ["start", "update", "finish"]
 
@@ -324,17 +322,6 @@ async def test_a_group_that_one_could_not_join_is_none():
 # --- over HTTP ---------------------------------------------------------------------------------------------------------------
 
 
-def serve_http(worker, answer: Any):
-    bodies = []
-
-    def handler(request) -> Any:
-        bodies.append(msgspec.json.decode(request.content))
-        return answer(len(bodies)) if callable(answer) else httpx.Response(200, json=answer)
-
-    worker.http = httpx.AsyncClient(base_url="http://w", transport=httpx.MockTransport(handler))
-    return bodies
-
-
 async def test_a_list_is_shared_out_by_ranks():
     async with administered(1, 3) as fleet:
         sent = [serve_http(worker, {}) for worker in fleet.workers]
@@ -383,3 +370,57 @@ async def test_a_method_that_nobody_has_quarantines_nobody():
             await fleet.updating.collective_rpc(fleet.workers, {"method": "update_weights_from_path"}, by="me")
         assert failed.value.status == 404
         assert fleet.states == ["ready", "ready"]
+
+
+# --- groups that are joined by a method of the workers ----------------------------------------------------------------------
+
+
+def bodies_of(*places):
+    return [{"method": "init_broadcaster", "kwargs": {"rank_offset": place}} for place in places]
+
+
+async def test_calls_wait_while_the_workers_join_by_a_method_all_at_once_each_at_its_place():
+    async with administered(1, 3) as fleet:
+        sent = [serve_http(worker, {"results": [None] * worker.world_size}) for worker in fleet.workers]
+        seen = []
+
+        async def join() -> None:
+            seen.append(await fleet.updating.join_group_by_rpc(fleet.workers, bodies_of(0, 1), by="me"))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(join)
+            await wait_for_state(fleet.workers[0], "updating")
+            assert fleet.workers[1].reason == "it joins a trainer's group"
+        assert seen == [[None] * 4]
+        assert fleet.states == ["ready", "ready"]
+        assert [body["kwargs"]["rank_offset"] for [body] in sent] == [0, 1]
+
+
+async def test_weights_do_not_come_through_a_group_that_has_changed():
+    async with administered() as fleet:
+        sent = [serve_http(worker, {"results": [None]}) for worker in fleet.workers]
+        await fleet.updating.join_group_by_rpc(fleet.workers, bodies_of(0, 1), by="me")
+        fleet.workers[1].info = replace(fleet.workers[1].info, instance_id="2")
+        with pytest.raises(CallError, match="update_weights_from_path: the trainer's group has changed: w1 was replaced") as conflict:
+            await fleet.updating.collective_rpc(fleet.workers, {"method": "update_weights_from_path"}, by="me")
+        assert conflict.value.status == 409
+        assert [len(bodies) for bodies in sent] == [1, 1]
+        await fleet.updating.collective_rpc(fleet.workers, {"method": "reload_weights"}, by="me")
+        assert [len(bodies) for bodies in sent] == [2, 2], "a checkpoint needs no group"
+
+
+async def test_a_label_follows_the_weights_of_each_worker():
+    async with administered() as fleet:
+        serve_http(fleet.workers[0], {"results": [None]})
+        serve_http(fleet.workers[1], lambda _: httpx.Response(500, json={"error": "disk full"}))
+        with pytest.raises(FleetFailed, match="w1: disk full"):
+            await fleet.updating.collective_rpc(fleet.workers, {"method": "reload_weights"}, by="me", version="7")
+        assert [(engine.version, worker.policy_version) for engine, worker in zip(fleet.engines, fleet.workers, strict=True)] == [
+            ("7", "7"),
+            ("default", None),
+        ]
+
+
+async def wait_for_state(worker, state) -> None:
+    while worker.state != state:
+        await trio.lowlevel.checkpoint()
