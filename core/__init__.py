@@ -6,6 +6,8 @@ A plugin imports from here, and nothing from below but vLLM's own messages (`cor
 from core.call import Call, Identity, Outcome, SamplingParams
 from core.errors import BadRequest, CallError, NotFound, NoWorker
 from core.fleet.cohort import Cohort, Member
+from core.fleet.control import ControlFailed, WorkerControl
+from core.fleet.transport import WeightTransport, WeightUpdate
 from core.fleet.worker import Worker, WorkerInfo
 from core.hookspecs import Choice, hookimpl
 from core.northbound.body import refusing
@@ -24,6 +26,7 @@ __all__ = [
     "CallError",
     "Choice",
     "Cohort",
+    "ControlFailed",
     "Exchange",
     "GenerateReply",
     "HTTPReply",
@@ -41,7 +44,10 @@ __all__ = [
     "Routes",
     "SamplingParams",
     "Settings",
+    "WeightTransport",
+    "WeightUpdate",
     "Worker",
+    "WorkerControl",
     "WorkerInfo",
     "WorkerSettings",
     "hookimpl",

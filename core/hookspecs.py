@@ -17,6 +17,7 @@ from msgspec import Struct
 if TYPE_CHECKING:
     from core.call import Call, Outcome
     from core.fleet.cohort import Cohort
+    from core.fleet.transport import WeightTransport
     from core.fleet.worker import Worker
     from core.northbound.models import ModelCard
     from core.proxy import Proxy
@@ -303,6 +304,36 @@ class HookSpecs:
             @hookimpl
             def worker_left(self, worker: Worker) -> None:
                 self.load.pop(worker.id, None)
+        """
+
+    @hookspec
+    def weight_transports(self) -> "Sequence[WeightTransport] | None":
+        """Offer ways by which new weights come into the workers, for `POST /fleet/updates`.
+
+        Runs once, when the proxy opens. Returns the transports, see `WeightTransport`: the core pauses the workers, lets the transport
+        bring each its weights, all at the same time, labels and checks them, and resumes. Changes nothing.
+
+        Raises: nothing; an error ends the start, as do two transports of one name.
+
+        Example: every worker loads the checkpoint that it has started with, again.
+
+            class Reload:
+                name = "reload"
+                repeatable = True
+
+                def parse(self, options: Mapping[str, Any]) -> None:
+                    if options:
+                        raise BadRequest(f"{min(options)}: this transport has no options", param=min(options))
+
+                async def prepare(self, update: WeightUpdate) -> None:
+                    pass
+
+                async def apply(self, update: WeightUpdate, member: Member, control: WorkerControl) -> None:
+                    await control.collective_rpc({"method": "reload_weights"})
+
+            @hookimpl
+            def weight_transports(self) -> Sequence[WeightTransport]:
+                return [Reload()]
         """
 
     @hookspec(firstresult=True)

@@ -9,12 +9,14 @@ import trio
 
 from core.fleet.administration import Administration
 from core.fleet.fleet import Fleet
+from core.fleet.transport import by_name
 from core.log import configure_log
 from core.metrics import Metrics
 from core.northbound.administration import add_administration_routes
 from core.northbound.generate import PATH, GenerateRoute
 from core.northbound.relay import Relay
 from core.northbound.status import add_status_routes
+from core.northbound.updates import add_update_routes
 from core.path import Path
 from core.placement import Placer
 from core.registry import Registry, load_plugins
@@ -33,7 +35,8 @@ class Proxy:
         self.settings = settings
         self.registry = registry
         self.fleet = Fleet(settings.probe, settings.gate, registry)
-        self._administration = Administration(self.fleet, settings.administration)
+        #: For plugins' own administration routes: select workers, then pause, update, read them.
+        self.administration = Administration(self.fleet, settings.administration, by_name(registry.transports()))
         self._metrics = Metrics(self.fleet)
         placer = Placer(registry, self.fleet)
         path = Path(registry, placer, self._metrics, retries=settings.routing.retries)
@@ -41,8 +44,9 @@ class Proxy:
         self.relay = Relay(path, stall_timeout=settings.server.stall_timeout)
         self._generate = GenerateRoute(path, settings.server)
         self._routes = Routes(max_body_bytes=settings.server.max_body_mib * MIB)
-        add_status_routes(self._routes, self.fleet, self._administration, self._metrics, registry)
-        add_administration_routes(self._routes, self._administration, registry)
+        add_status_routes(self._routes, self.fleet, self.administration, self._metrics, registry)
+        add_administration_routes(self._routes, self.administration, registry)
+        add_update_routes(self._routes, self.administration)
         registry.call("collect_metrics", registry=self._metrics.registry)
         registry.call("register_routes", routes=self._routes, proxy=self)
 
@@ -60,7 +64,7 @@ class Proxy:
     async def run(self) -> None:
         """Run the fleet and its administration. Cancellation: the workers leave, and operations end where they stand."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._administration.run)
+            nursery.start_soon(self.administration.run)
             nursery.start_soon(self.fleet.run, self.settings.workers)
 
     async def run_service(self, name: str, service: Callable[[], Awaitable[None]]) -> None:

@@ -22,6 +22,7 @@ from core.settings import PluginSettings, PluginsSettings, Settings, SettingsErr
 
 if TYPE_CHECKING:
     from core.call import Call
+    from core.fleet.transport import WeightTransport
     from core.fleet.worker import Worker
 
 log = structlog.stdlib.get_logger()
@@ -167,6 +168,11 @@ class Registry:
         for loaded in self._implementing("run_service"):
             found += [(loaded.name, service) for service in self._alone("run_service", loaded)(proxy=proxy)]
         return found
+
+    def transports(self) -> "list[tuple[str, WeightTransport]]":
+        """What `weight_transports` returns, each with the plugin's name."""
+        implementations = self._manager.hook.weight_transports.get_hookimpls()
+        return [(each.plugin_name, transport) for each in implementations for transport in each.function() or ()]
 
     def _implementing(self, hook: str) -> list[Loaded]:
         """The plugins that implement a hook, in call order."""

@@ -1,6 +1,6 @@
 """The administration of the fleet: who takes part, what is done to them, and what happens when nobody comes back for them."""
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import structlog
@@ -13,6 +13,9 @@ from core.fleet.journal import Journal
 from core.fleet.operations import FleetFailed, Operation, Operations
 from core.fleet.pausing import Pausing
 from core.fleet.standing import Standings
+from core.fleet.transport import WeightTransport
+from core.fleet.update import Transaction
+from core.fleet.updates import Updates
 from core.fleet.updating import Updating
 from core.fleet.worker import Worker
 from core.settings import AdministrationSettings
@@ -22,9 +25,9 @@ T = TypeVar("T")
 
 
 class Administration:
-    """`pausing` and `updating` act on workers that `workers` or `worker` has selected; `run` must be running."""
+    """`pausing`, `updating` and `updates` act on workers that `workers` or `worker` has selected; `run` must be running."""
 
-    def __init__(self, fleet: Fleet, settings: AdministrationSettings) -> None:
+    def __init__(self, fleet: Fleet, settings: AdministrationSettings, transports: Mapping[str, WeightTransport]) -> None:
         self._fleet = fleet
         self._settings = settings
         self.journal = Journal(settings.journal)
@@ -33,12 +36,15 @@ class Administration:
         self._operations.ended = lambda operation: self._standings.touch(self._there(operation.workers))
         self.pausing = Pausing(settings, self._operations, self._standings)
         self.updating = Updating(settings, self._operations, self._standings, self.pausing, self.journal)
+        transaction = Transaction(settings, self._standings, self.pausing, self.updating, self.journal)
+        self.updates = Updates(self._operations, transaction, self.journal, transports)
 
     async def run(self) -> None:
         """Run the operations, end the leases, write the journal. Cancellation ends the operations where they stand."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.journal.run)
             nursery.start_soon(self._operations.run)
+            nursery.start_soon(self.updates.run)
             nursery.start_soon(self._end_leases)
 
     def workers(self, model: str = "") -> list[Worker]:

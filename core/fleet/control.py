@@ -18,6 +18,7 @@ from core.fleet.worker import Worker
 from core.wire.generated.vllm import (
     AbortRequest,
     FinishWeightUpdateRequest,
+    GetServerInfoRequest,
     GetWeightVersionRequest,
     InitWeightTransferEngineRequest,
     IsPausedRequest,
@@ -66,6 +67,8 @@ class WorkerControl:
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
+        #: How many operations the worker has answered; none that changes anything failed half-way when it is 0.
+        self.answered = 0
 
     async def pause(self, mode: PauseMode, *, clear_cache: bool) -> None:
         """Pause the engine; returns when it is idle. vLLM 0.33: `clear_cache` empties the caches in every mode."""
@@ -177,12 +180,20 @@ class WorkerControl:
         """What the worker's HTTP server tells of its configuration."""
         return await self._get("server_info", "/server_info", query=query)
 
+    async def instance(self) -> str:
+        """What tells this process from another one at its address, as it says now; empty when it doesn't (HTTP)."""
+        if control := self.worker.control:
+            return (await self._rpc("server_info", control.get_server_info(GetServerInfoRequest()))).instance_id
+        return ""
+
     async def _rpc(self, operation: str, call: Awaitable[T]) -> T:
         try:
             with self.worker.administered():
-                return await call
+                answer = await call
         except GRPCError as error:
             raise self._failed(operation, from_grpc(error)) from error
+        self.answered += 1
+        return answer
 
     async def _get(self, operation: str, path: str, *, query: Mapping[str, Any] | None = None) -> Any:
         return await self._http(operation, "GET", path, query, None)
@@ -207,6 +218,7 @@ class WorkerControl:
             raise self._failed(operation, cause)
         if not response.is_success:
             raise self._failed(operation, from_http(response.status_code, response.content))
+        self.answered += 1
         if not response.content:
             return None
         try:

@@ -51,10 +51,12 @@ _REFUSALS = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND, HTTPStatus.
 class Operation:
     """One operation that runs, or waits for its turn."""
 
-    def __init__(self, name: str, workers: Sequence[Worker], by: str) -> None:
+    def __init__(self, name: str, workers: Sequence[Worker], by: str, note: Mapping[str, Any] | None = None) -> None:
         self.name = name
         self.workers = tuple(workers)
         self.by = by
+        #: What the journal says of it, beside the outcome.
+        self.note = note or {}
         self.started = trio.current_time()
         #: Workers that were asked and have not answered; `None` while it waits for its turn.
         self.missing: list[str] | None = None
@@ -134,8 +136,17 @@ class Operations:
             async for operation in self._receive:
                 nursery.start_soon(operation)
 
-    async def do(self, name: str, workers: Sequence[Worker], work: Callable[[Operation], Awaitable[T]], *, by: str, same: str = "") -> T:
-        """Do `work`, alone on these workers, and give its result.
+    async def do(
+        self,
+        name: str,
+        workers: Sequence[Worker],
+        work: Callable[[Operation], Awaitable[T]],
+        *,
+        by: str,
+        same: str = "",
+        note: Mapping[str, Any] | None = None,
+    ) -> T:
+        """Do `work`, alone on these workers, and give its result; the journal has `note` beside the outcome.
 
         Who asks for the same while it runs or waits, by the name, the workers and `same`, waits for that one: trainers post again when
         they lose patience. Unless something else has been asked for since: then it comes after that.
@@ -146,7 +157,7 @@ class Operations:
         key = (name, tuple(worker.id for worker in workers), same)
         pending = self._pending.get(key)
         if pending is None or not self._is_last(pending.operation):
-            operation = Operation(name, workers, by)
+            operation = Operation(name, workers, by, note)
             pending = self._pending[key] = _Pending(operation)
             self.running.append(operation)
 
@@ -196,7 +207,7 @@ class Operations:
             self.running.remove(operation)
             self.ended(operation)
             workers = [worker.id for worker in operation.workers]
-            self._journal.add(operation.name, workers, by=operation.by, outcome=outcome, seconds=operation.seconds)
+            self._journal.add(operation.name, workers, by=operation.by, **operation.note, outcome=outcome, seconds=operation.seconds)
             log.info("fleet.operation", operation=operation.name, by=operation.by, outcome=outcome, seconds=operation.seconds)
 
     async def _in_turn(self, operation: Operation, work: Callable[[Operation], Awaitable[T]]) -> T:

@@ -60,6 +60,26 @@ class Pausing:
             await self.start_again(operation, workers)
             raise FleetFailed(operation.name, paused.failures, "No worker was paused by this")
 
+    async def freeze(
+        self, operation: Operation, workers: Sequence[Worker], mode: PauseMode = "keep", *, clear_cache: bool = False
+    ) -> list[Worker]:
+        """Pause for an update, as a part of an operation, those workers that nobody has paused; gives them.
+
+        Raises: `FleetFailed`; then they go on.
+        """
+        running = [worker for worker in workers if not self._is_still(worker)]
+        # Those that somebody has paused behind headrace's back may have been resumed since.
+        found = [worker for worker in running if worker.observed.state == "paused"]
+        running = [worker for worker in running if worker not in found]
+        for worker in running:
+            standing = self._standings.of(worker)
+            standing.paused = "trainer" if standing.waits else "update"
+            self._standings.show(worker)
+        await self.stop(operation, running, mode, clear_cache=clear_cache, also=found)
+        for worker in found:
+            self._standings.of(worker).paused = "trainer"
+        return running
+
     async def start_again(self, operation: Operation, workers: Sequence[Worker]) -> None:
         """Resume, as a part of an operation, what it has paused. A worker that doesn't is left to its probes."""
         resumed = await operation.ask(workers, lambda control: control.resume(), deadline=self._deadline)
@@ -126,6 +146,10 @@ class Pausing:
             return not any(paused.good.values())
 
         return await self._operations.do("wake_up", workers, work, by=by, same=" ".join(tags))
+
+    def _is_still(self, worker: Worker) -> bool:
+        standing = self._standings.of(worker)
+        return bool(standing.paused) or standing.asleep or standing.updating
 
     def _demand_whole(self, operation: Operation, workers: Sequence[Worker]) -> None:
         updating = [worker.id for worker in workers if self._standings.of(worker).updating]

@@ -77,6 +77,20 @@ class Standings:
         self._note(worker)
         self.show(worker)
 
+    def weights(self, worker: Worker) -> tuple[bool, bool, bool]:
+        """`updating`, `received` and `session`, for `take_back`."""
+        standing = self.of(worker)
+        return standing.updating, standing.received, standing.session
+
+    def rejoin(self, workers: Iterable[Worker]) -> None:
+        """A quarantined worker whose trainer has resumed the others goes on with them, once it is whole."""
+        sound = [worker for worker in workers if not self.of(worker).failed]
+        if any(self.of(worker).paused == "trainer" for worker in sound):
+            return
+        for worker in workers:
+            if self.of(worker).failed and self.of(worker).paused:
+                self.of(worker).paused = "update"
+
     def take_back(self, worker: Worker, before: tuple[bool, bool, bool]) -> None:
         """Nothing has begun: `before` is `updating`, `received` and `session` as they were."""
         standing = self.of(worker)

@@ -77,20 +77,11 @@ class Updating:
         async def work(operation: Operation) -> None:
             self._demand_group(operation, workers)
             waiting = [worker for worker in workers if not self._is_started(worker)]
-            running = [worker for worker in waiting if not self._is_still(worker)]
             self._block(waiting, "a weight update is starting")
             try:
-                # Those that somebody has paused behind headrace's back may have been resumed since.
-                found = [worker for worker in running if worker.observed.state == "paused"]
-                running = [worker for worker in running if worker not in found]
-                for worker in running:
-                    standing = self._standings.of(worker)
-                    standing.paused = "trainer" if standing.waits else "update"
-                await self._pausing.stop(operation, running, "keep", clear_cache=False, also=found)
-                for worker in found:
-                    self._standings.of(worker).paused = "trainer"
+                running = await self._pausing.freeze(operation, waiting)
                 await self.abandon(operation, waiting)
-                before = {worker: self._weights(worker) for worker in waiting}
+                before = {worker: self._standings.weights(worker) for worker in waiting}
                 for worker in waiting:
                     self._standings.begin(worker)
                 await self._journal.flush()
@@ -100,7 +91,7 @@ class Updating:
             if started.refused and started.failures:
                 for worker in waiting:
                     self._standings.take_back(worker, before[worker])
-                await self._go_on(operation, running)
+                await self.go_on(operation, running)
             self._judge(operation, started)
 
         await self._operations.do("start_weight_update", workers, work, by=by)
@@ -144,7 +135,7 @@ class Updating:
                 for worker in workers:
                     if worker not in members and not self._standings.of(worker).failed:
                         self._standings.fail(worker, "it came while the other workers were updated")
-            await self._go_on(operation, finished.good)
+            await self.go_on(operation, finished.good)
             self._judge(operation, finished)
 
         await self._operations.do("finish_weight_update", workers, work, by=by, same=str(version))
@@ -230,19 +221,16 @@ class Updating:
 
         return await self._operations.do(name, workers, work, by=by, same=same)
 
-    def _weights(self, worker: Worker) -> tuple[bool, bool, bool]:
-        standing = self._standings.of(worker)
-        return standing.updating, standing.received, standing.session
+    async def go_on(self, operation: Operation, workers: "Sequence[Worker] | Mapping[Worker, Any]") -> None:
+        """Resume, as a part of an operation, those workers that were paused for an update."""
+        paused = [worker for worker in workers if self._standings.of(worker).paused == "update"]
+        if paused:
+            await self._pausing.start_again(operation, paused)
 
     def _block(self, workers: Sequence[Worker], reason: str) -> None:
         for worker in workers:
             self._standings.of(worker).blocked_by = reason
             self._standings.show(worker)
-
-    async def _go_on(self, operation: Operation, workers: "Sequence[Worker] | Mapping[Worker, Any]") -> None:
-        paused = [worker for worker in workers if self._standings.of(worker).paused == "update"]
-        if paused:
-            await self._pausing.start_again(operation, paused)
 
     def _judge(self, operation: Operation, answers: Answers[Any]) -> None:
         """Quarantine who failed, unless nobody did anything. Raises: `FleetFailed`."""
@@ -258,10 +246,6 @@ class Updating:
         """Whether it is where a start leads: one that failed on others may be repeated."""
         standing = self._standings.of(worker)
         return standing.updating and not standing.received
-
-    def _is_still(self, worker: Worker) -> bool:
-        standing = self._standings.of(worker)
-        return bool(standing.paused) or standing.asleep or standing.updating
 
     def _members(self, operation: Operation, workers: Sequence[Worker]) -> list[Worker]:
         """The workers on which an update is running; there must be one."""

@@ -17,6 +17,7 @@ from core.fleet.administration import Administration
 from core.fleet.cohort import Cohort
 from core.fleet.control import PauseMode
 from core.fleet.worker import Worker
+from core.northbound.asking import who
 from core.registry import Registry
 from core.routes import HTTPReply, HTTPRequest, Method, Routes
 
@@ -102,11 +103,11 @@ class _Handlers:
 
     async def pause(self, request: HTTPRequest) -> HTTPReply:
         mode, clear_cache = _mode(request), _flag(request, "clear_cache", default=True)
-        await self._administration.pausing.pause(self._workers(request), mode, clear_cache=clear_cache, by=_who(request))
+        await self._administration.pausing.pause(self._workers(request), mode, clear_cache=clear_cache, by=who(request))
         return HTTPReply.json({"status": "paused"})
 
     async def resume(self, request: HTTPRequest) -> HTTPReply:
-        await self._administration.pausing.resume(self._workers(request), by=_who(request))
+        await self._administration.pausing.resume(self._workers(request), by=who(request))
         return HTTPReply.json({"status": "resumed"})
 
     async def is_paused(self, request: HTTPRequest) -> HTTPReply:
@@ -117,12 +118,12 @@ class _Handlers:
         level = request.query.get("level", "1")
         if level not in {"0", "1", "2"}:
             raise BadRequest(f"level: {level!r} is none; there are 0, 1 and 2", param="level")
-        await self._administration.pausing.sleep(self._workers(request), int(level), _mode(request), by=_who(request))
+        await self._administration.pausing.sleep(self._workers(request), int(level), _mode(request), by=who(request))
         return HTTPReply.json({"status": "sleeping", "level": int(level)})
 
     async def wake_up(self, request: HTTPRequest) -> HTTPReply:
         tags = request.repeated.get("tags", [])
-        awake = await self._administration.pausing.wake_up(self._workers(request), tags, by=_who(request))
+        awake = await self._administration.pausing.wake_up(self._workers(request), tags, by=who(request))
         return HTTPReply.json({"status": "awake" if awake else "sleeping", "tags": tags or None})
 
     async def is_sleeping(self, request: HTTPRequest) -> HTTPReply:
@@ -134,7 +135,7 @@ class _Handlers:
         query = {name: value for name, value in query.items() if name in request.query}
         workers, same = self._workers(request), " ".join(f"{name}={value}" for name, value in query.items())
         done = await self._administration.do(
-            "reset_prefix_cache", workers, lambda control: control.reset_prefix_cache(query), by=_who(request), same=same
+            "reset_prefix_cache", workers, lambda control: control.reset_prefix_cache(query), by=who(request), same=same
         )
         return HTTPReply.json({"success": all(done)})
 
@@ -142,11 +143,11 @@ class _Handlers:
         """A trainer that speaks to a worker by itself (`/workers/<id>`) numbers the ranks by itself, too."""
         info = _read(request, InitBody).init_info
         numbered = _as_it_is(info) if "id" in request.parameters else _numbered(info)
-        await self._administration.updating.join_group(self._workers(request), numbered, by=_who(request))
+        await self._administration.updating.join_group(self._workers(request), numbered, by=who(request))
         return HTTPReply.json({"message": "Weight transfer initialized"})
 
     async def start_weight_update(self, request: HTTPRequest) -> HTTPReply:
-        await self._administration.updating.start(self._workers(request), by=_who(request))
+        await self._administration.updating.start(self._workers(request), by=who(request))
         return HTTPReply.json({"message": "Weight update started"})
 
     async def update_weights(self, request: HTTPRequest) -> HTTPReply:
@@ -157,19 +158,19 @@ class _Handlers:
             if (translated := self._translated(request)) is None:
                 raise
             version, body = translated.pop("weight_version", None), _rpc(translated)
-            await self._administration.updating.collective_rpc(self._workers(request), body, by=_who(request), version=version)
+            await self._administration.updating.collective_rpc(self._workers(request), body, by=who(request), version=version)
             return HTTPReply.json({"status": "ok"})
-        await self._administration.updating.receive(self._workers(request), info, by=_who(request))
+        await self._administration.updating.receive(self._workers(request), info, by=who(request))
         return HTTPReply.json({"message": "Weights updated"})
 
     async def finish_weight_update(self, request: HTTPRequest) -> HTTPReply:
         version = _read(request, FinishBody).weight_version if request.body.strip() else None
-        await self._administration.updating.finish(self._workers(request), version, by=_who(request))
+        await self._administration.updating.finish(self._workers(request), version, by=who(request))
         return HTTPReply.json({"message": "Weight update finished"})
 
     async def update_weight_version(self, request: HTTPRequest) -> HTTPReply:
         version = _read(request, LabelBody).new_version
-        await self._administration.updating.label(self._workers(request), version, by=_who(request))
+        await self._administration.updating.label(self._workers(request), version, by=who(request))
         return HTTPReply.json({"success": True, "new_version": version})
 
     async def weight_info(self, request: HTTPRequest) -> HTTPReply:
@@ -193,9 +194,9 @@ class _Handlers:
         body: dict[str, Any] = msgspec.to_builtins(_read(request, RpcBody))
         workers, updating = self._workers(request), self._administration.updating
         if "id" not in request.parameters and (numbered := self._numbered(body, workers)):
-            results = await updating.join_group_by_rpc(workers, numbered, by=_who(request))
+            results = await updating.join_group_by_rpc(workers, numbered, by=who(request))
         else:
-            results = await updating.collective_rpc(workers, body, by=_who(request))
+            results = await updating.collective_rpc(workers, body, by=who(request))
         return HTTPReply.json({"results": results})
 
     async def abort_requests(self, request: HTTPRequest) -> HTTPReply:
@@ -217,17 +218,17 @@ class _Handlers:
 
     async def quarantine(self, request: HTTPRequest) -> HTTPReply:
         [worker] = self._workers(request)
-        self._administration.quarantine(worker, request.query.get("reason") or f"by {_who(request)}", by=_who(request))
+        self._administration.quarantine(worker, request.query.get("reason") or f"by {who(request)}", by=who(request))
         return HTTPReply.json(worker.describe())
 
     async def drain(self, request: HTTPRequest) -> HTTPReply:
         [worker] = self._workers(request)
-        self._administration.drain(worker, by=_who(request))
+        self._administration.drain(worker, by=who(request))
         return HTTPReply.json(worker.describe())
 
     async def release(self, request: HTTPRequest) -> HTTPReply:
         [worker] = self._workers(request)
-        await self._administration.release(worker, by=_who(request))
+        await self._administration.release(worker, by=who(request))
         return HTTPReply.json(worker.describe())
 
     def _translated(self, request: HTTPRequest) -> dict[str, Any] | None:
@@ -295,7 +296,3 @@ def _flag(request: HTTPRequest, name: str, *, default: bool) -> bool:
     if value not in {"true", "false"}:
         raise BadRequest(f"{name}: {value!r} is neither true nor false", param=name)
     return value == "true"
-
-
-def _who(request: HTTPRequest) -> str:
-    return f"{request.client} {request.headers.get('user-agent', '')[:100]}".strip() or "somebody"

@@ -86,6 +86,35 @@ async def test_hook_prepare_call():
     assert [list(request.token_ids.ids) for request in lane.requests] == [[5, 6], [1, 2, 3]]
 
 
+async def test_hook_begin_attempt(opened):
+    heads = []
+
+    class Plugin:
+        @hookimpl
+        def run_service(self, proxy: Proxy) -> None:
+            self.proxy = proxy
+
+        @hookimpl
+        def begin_attempt(self, call: Call) -> Awaitable[Call | None] | None:
+            return self.begin(call) if call.cache_salt else None
+
+        async def begin(self, call: Call) -> Call:
+            reply, outcome = await self.proxy.leg(replace(call, token_ids=call.token_ids[:2], role="prefill"))
+            heads.append((reply.choices[0].token_ids, outcome.worker, outcome.prompt_tokens))
+            return replace(call, kv_transfer_params={"from": outcome.worker}, legs=(f"prefill={outcome.worker}",))
+
+    prefill, decode = ScriptedLane([output(5, finish="length", prompt=2)]), ScriptedLane([output(7, finish="stop")])
+    async with opened(Plugin()) as proxy:
+        move(proxy.fleet, make_worker("p", prefill, role="prefill", state="starting"), "ready")
+        move(proxy.fleet, make_worker("d", decode, state="starting"), "ready")
+        browser = await ask(proxy, "/inference/v1/generate", BODY)
+        await ask(proxy, "/inference/v1/generate", {**BODY, "cache_salt": None})
+    assert heads == [([5], "p", 2)]
+    assert list(prefill.requests[0].token_ids.ids) == [1, 2]
+    assert [dict(request.kv.kv_transfer_params.items()) for request in decode.requests] == [{"from": "p"}, {}]
+    assert (browser.headers["x-headrace-worker"], browser.headers["x-headrace-route"]) == ("d", "prefill=p, aggregated=d (round-robin)")
+
+
 async def test_hook_prepare_call_refuses_a_call_and_its_fault_is_named():
     class Plugin:
         @hookimpl
@@ -355,6 +384,19 @@ async def test_hook_prepare_worker():
         ("stand-in-0", "starting", "not probed yet"),
         ("stand-in-0", "starting", "plugin 'preparing' failed in prepare_worker: LookupError: its adapter isn't there yet"),
     ]
+
+
+async def test_hook_weight_transports(opened):
+    class Reload:
+        name = "reload"
+
+    class Plugin:
+        @hookimpl
+        def weight_transports(self):
+            return [Reload()]
+
+    async with opened(Plugin()) as proxy:
+        assert [*proxy.administration.updates.transports] == ["reload"]
 
 
 async def test_hook_worker_joined(opened):

@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
@@ -14,6 +14,7 @@ from grpclib.exceptions import GRPCError
 from msgspec.structs import replace
 
 from core.fleet.administration import Administration
+from core.fleet.transport import WeightTransport
 from core.fleet.worker import Worker
 from core.settings import AdministrationSettings
 from core.wire.generated import vllm
@@ -51,6 +52,7 @@ class Engine:
     def __init__(self) -> None:
         self.paused = self.asleep = self.updating = self.broken = False
         self.version = "default"
+        self.instance = "1"
         #: Operations as they came, and what came with the last of each.
         self.asked: list[str] = []
         self.sent: dict[str, Any] = {}
@@ -113,6 +115,9 @@ class Engine:
         await self._obey("label", request.weight_version)
         self.version = request.weight_version
 
+    async def get_server_info(self, _: object) -> vllm.ServerInfo:
+        return vllm.ServerInfo(instance_id=self.instance)
+
     async def get_weight_version(self, _: object) -> vllm.GetWeightVersionResponse:
         return vllm.GetWeightVersionResponse(weight_version=self.version)
 
@@ -132,11 +137,13 @@ class Engine:
 class AdministeredFleet:
     """Workers `w0`, `w1`, …, their engines in the same order, and what is around them."""
 
-    def __init__(self, world_sizes: Sequence[int], models: Sequence[str], settings: AdministrationSettings) -> None:
+    def __init__(
+        self, world_sizes: Sequence[int], models: Sequence[str], settings: AdministrationSettings, transports: Mapping[str, WeightTransport]
+    ) -> None:
         self.engines = [Engine() for _ in world_sizes]
         self.workers = [self.make(f"w{i}", self.engines[i], ranks, models[i]) for i, ranks in enumerate(world_sizes)]
         self.rig = Rig(*self.workers)
-        self.administration = Administration(self.rig.fleet, settings)
+        self.administration = Administration(self.rig.fleet, settings, transports)
         self.pausing, self.updating = self.administration.pausing, self.administration.updating
 
     @staticmethod
@@ -178,10 +185,14 @@ class AdministeredFleet:
 
 
 @asynccontextmanager
-async def administered(*world_sizes: int, models: Sequence[str] | None = None, **settings: Any) -> AsyncIterator[AdministeredFleet]:
+async def administered(
+    *world_sizes: int, models: Sequence[str] | None = None, transports: Sequence[WeightTransport] = (), **settings: Any
+) -> AsyncIterator[AdministeredFleet]:
     """A fleet of workers with so many ranks, two of one by default; `settings` are those of the administration."""
     sizes = world_sizes or (1, 1)
-    fleet = AdministeredFleet(sizes, models or ["tiny"] * len(sizes), AdministrationSettings(**settings))
+    fleet = AdministeredFleet(
+        sizes, models or ["tiny"] * len(sizes), AdministrationSettings(**settings), {one.name: one for one in transports}
+    )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(fleet.administration.run)
         yield fleet

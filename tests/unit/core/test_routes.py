@@ -160,7 +160,7 @@ async def test_a_client_that_goes_away_cancels_the_handler(routes):
 def status(routes):
     def make(*workers):
         rig = Rig(*workers)
-        add_status_routes(routes, rig.fleet, Administration(rig.fleet, AdministrationSettings()), rig.metrics, rig.registry)
+        add_status_routes(routes, rig.fleet, Administration(rig.fleet, AdministrationSettings(), {}), rig.metrics, rig.registry)
         return routes
 
     return make

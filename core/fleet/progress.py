@@ -1,0 +1,94 @@
+"""One weight update that headrace drives: what was asked for, how far it has come, and how it ended."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import trio
+from msgspec import Struct
+from msgspec.structs import asdict
+
+from core.errors import CallError
+from core.fleet.cohort import Cohort
+from core.fleet.control import PauseMode
+from core.fleet.transport import WeightTransport, WeightUpdate
+from core.fleet.worker import Worker
+
+#: In their order; calls wait at the gate from `pausing` to `resuming`.
+Phase = Literal["preparing", "pausing", "applying", "verifying", "resuming", "done"]
+
+
+class UpdateRequest(Struct, frozen=True):
+    """What somebody asks for. `options` are the transport's own keys, as they came."""
+
+    version: str
+    transport: str
+    options: Mapping[str, Any]
+    #: What becomes of calls in flight.
+    mode: PauseMode = "keep"
+    clear_cache: bool = False
+
+
+class Progress(Struct):
+    """How far one worker has come; `seconds` is how long its weights took."""
+
+    status: Literal["waiting", "paused", "applying", "done", "failed"] = "waiting"
+    reason: str = ""
+    seconds: float | None = None
+
+
+class Update:
+    """An update that runs, waits for its turn, or has ended."""
+
+    def __init__(
+        self, id_: str, request: UpdateRequest, transport: WeightTransport, options: Any, workers: Sequence[Worker], by: str
+    ) -> None:
+        self.request = request
+        self.transport = transport
+        self.workers = tuple(workers)
+        self.by = by
+        #: What the transport is told. The cohort is frozen here.
+        self.told = WeightUpdate(id_, request.version, options, Cohort.of(workers))
+        self.phase: Phase = "preparing"
+        self.progress = {worker.id: Progress() for worker in workers}
+        #: Why it failed, as whoever asked for it is told.
+        self.failure: CallError | None = None
+        self.done = trio.Event()
+        self._started = trio.current_time()
+        self._ended: float | None = None
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+        return self.told.id
+
+    @property
+    def seconds(self) -> float:
+        """From when it was asked for to its end."""
+        return round((self._ended or trio.current_time()) - self._started, 3)
+
+    def note(self) -> dict[str, Any]:
+        """What the journal says of it, beside the operation's outcome."""
+        return {"id": self.id, "version": self.request.version, "transport": self.request.transport}
+
+    def fail(self, worker: Worker, reason: str) -> None:
+        """The worker hasn't got the weights."""
+        self.progress[worker.id].status, self.progress[worker.id].reason = "failed", reason
+
+    def end(self, failure: CallError | None) -> None:
+        """Tell whoever waits."""
+        self.failure, self.phase = failure, "done"
+        self._ended = trio.current_time()
+        self.done.set()
+
+    def describe(self) -> dict[str, Any]:
+        """`GET /fleet/updates/<id>`."""
+        status = "running" if not self.done.is_set() else "failed" if self.failure else "succeeded"
+        return {
+            **self.note(),
+            "status": status,
+            "error": self.failure.message if self.failure else None,
+            "phase": self.phase,
+            "workers": {id_: asdict(progress) for id_, progress in self.progress.items()},
+            "seconds": self.seconds,
+            "by": self.by,
+        }

@@ -1,0 +1,146 @@
+"""A weight update as one transaction: the gate closes, all pause, all get the weights, each is asked for its version, the gate opens.
+
+Whatever fails, nobody stays paused but who is quarantined, or whom a trainer had paused before. A trainer that drives the steps itself
+walks through `core.fleet.updating`, with the same rules.
+"""
+
+from collections.abc import Iterable
+from http import HTTPStatus
+
+import trio
+
+from core.errors import CallError
+from core.fleet.cohort import Member, instance_of
+from core.fleet.control import ControlFailed, WorkerControl
+from core.fleet.journal import Journal
+from core.fleet.operations import Answers, FleetFailed, Operation
+from core.fleet.pausing import Pausing
+from core.fleet.progress import Update
+from core.fleet.standing import Standings
+from core.fleet.updating import Updating
+from core.fleet.worker import Worker
+from core.settings import AdministrationSettings
+
+
+class Transaction:
+    """How an update is carried out, as an operation on its workers."""
+
+    def __init__(
+        self, settings: AdministrationSettings, standings: Standings, pausing: Pausing, updating: Updating, journal: Journal
+    ) -> None:
+        self._deadline = settings.deadline
+        self._standings = standings
+        self._pausing = pausing
+        self._updating = updating
+        self._journal = journal
+
+    async def run(self, update: Update, operation: Operation) -> None:
+        """Pause, apply, verify, resume.
+
+        Cancellation (headrace ends): the workers stay as they are; the journal has what a new headrace needs to know.
+        Raises: `FleetFailed`, which names each worker that failed.
+        """
+        workers, request = update.workers, update.request
+        update.phase = "pausing"
+        self._standings.rejoin(workers)
+        paused = await self._pausing.freeze(operation, workers, request.mode, clear_cache=request.clear_cache)
+        for progress in update.progress.values():
+            progress.status = "paused"
+        await self._updating.abandon(operation, workers)
+        before = {worker: self._standings.weights(worker) for worker in workers}
+        for worker in workers:
+            self._standings.begin(worker)
+        await self._journal.flush()
+        update.phase = "applying"
+        attempt = _Attempt(update, self._deadline)
+        applied = await operation.ask(workers, attempt.apply, deadline=None)
+        update.phase = "verifying"
+        verified = await operation.ask(applied.good, attempt.verify, deadline=self._deadline)
+        update.phase = "resuming"
+        if applied.refused and not attempt.touched:
+            for worker in workers:
+                self._standings.take_back(worker, before[worker])
+            self._tell(update, applied.failures)
+            await self._updating.go_on(operation, paused)
+            raise FleetFailed(operation.name, applied.failures, "Nothing has changed")
+        await self._end(update, operation, workers, applied, verified)
+
+    async def _end(
+        self, update: Update, operation: Operation, workers: Iterable[Worker], applied: Answers[None], verified: Answers[str]
+    ) -> None:
+        failures = {worker: failure for worker in workers if (failure := applied.failures.get(worker) or verified.failures.get(worker))}
+        for worker, label in verified.good.items():
+            worker.policy_version = label
+            self._standings.mend(worker)
+        for worker, failure in failures.items():
+            self._standings.fail(worker, f"update to {update.request.version!r}: {failure.reason}")
+        self._tell(update, failures)
+        await self._updating.go_on(operation, verified.good)
+        if failures:
+            others = "the other workers go on" if verified.good else "no worker has the weights"
+            raise FleetFailed(operation.name, failures, f"Quarantined; {others}")
+
+    def _tell(self, update: Update, failures: dict[Worker, ControlFailed]) -> None:
+        for worker in update.workers:
+            if failure := failures.get(worker):
+                update.fail(worker, failure.reason)
+            else:
+                update.progress[worker.id].status = "done"
+
+
+class _Attempt:
+    """One round of all members. Each method is a question to one worker."""
+
+    def __init__(self, update: Update, deadline: float) -> None:
+        self._update = update
+        self._deadline = deadline
+        self._members = {member.id: member for member in update.told.cohort.members}
+        self._scopes: dict[str, trio.CancelScope] = {}
+        #: Workers that have done something of what the transport asked for, so that nobody knows what their weights are.
+        self.touched: set[str] = set()
+
+    async def apply(self, control: WorkerControl) -> None:
+        """Let the transport bring the weights. A member of a group whose other member has failed is given up after the deadline."""
+        member = self._members[control.worker.id]
+        progress = self._update.progress[member.id]
+        progress.status, started = "applying", trio.current_time()
+        scope = self._scopes[member.id] = trio.CancelScope()
+        try:
+            with scope:
+                await self._update.transport.apply(self._update.told, member, control)
+        except trio.TooSlowError as error:
+            cause = CallError(HTTPStatus.GATEWAY_TIMEOUT, f"the transport {self._update.transport.name!r} has lost patience")
+            raise self._failed(control, cause) from error
+        except CallError as error:
+            raise self._failed(control, error) from error
+        finally:
+            progress.seconds = round(trio.current_time() - started, 3)
+            if control.answered:
+                self.touched.add(member.id)
+        if scope.cancelled_caught:
+            self.touched.add(member.id)
+            cause = CallError(HTTPStatus.GATEWAY_TIMEOUT, f"not done {self._deadline:g} s after another worker had failed")
+            raise self._failed(control, cause)
+
+    async def verify(self, control: WorkerControl) -> str:
+        """Label the weights, and read back whose they are."""
+        version, member = self._update.request.version, self._members[control.worker.id]
+        await self._demand_same_process(control, member)
+        await control.set_policy_version(version)
+        if (label := await control.policy_version()) != version:
+            raise self._failed(control, CallError(HTTPStatus.INTERNAL_SERVER_ERROR, f"it labels its weights {label!r} afterwards"))
+        await self._demand_same_process(control, member)
+        return label
+
+    async def _demand_same_process(self, control: WorkerControl, member: Member) -> None:
+        now = await control.instance() or instance_of(control.worker)
+        if now != member.instance:
+            raise self._failed(control, CallError(HTTPStatus.CONFLICT, "it was replaced by another process meanwhile"))
+
+    def _failed(self, control: WorkerControl, cause: CallError) -> ControlFailed:
+        if not self._update.transport.repeatable:
+            for scope in self._scopes.values():
+                scope.deadline = min(scope.deadline, trio.current_time() + self._deadline)
+        if isinstance(cause, ControlFailed):
+            return cause
+        return ControlFailed(control.worker.id, f"update over {self._update.transport.name}", cause)

@@ -1,0 +1,133 @@
+"""The weight updates that headrace drives: asked for, in turn, joined when they are the same, remembered for a while."""
+
+import math
+import secrets
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from http import HTTPStatus
+from typing import Final
+
+import msgspec
+import structlog
+import trio
+
+from core.errors import BadRequest, CallError, NotFound, NoWorker
+from core.fleet.journal import Journal
+from core.fleet.operations import Operations
+from core.fleet.progress import Update, UpdateRequest
+from core.fleet.transport import WeightTransport
+from core.fleet.update import Transaction
+from core.fleet.worker import Worker
+from core.settings import nearest
+
+log = structlog.stdlib.get_logger()
+
+#: Updates that have ended and are shown still.
+KEPT: Final = 100
+
+
+class Updates:
+    """Runs updates in a nursery of its own, for as long as `run` does. Those on the same workers come one after the other."""
+
+    def __init__(
+        self, operations: Operations, transaction: Transaction, journal: Journal, transports: Mapping[str, WeightTransport]
+    ) -> None:
+        self._operations = operations
+        self._transaction = transaction
+        self._journal = journal
+        self.transports = transports
+        self._updates: dict[str, Update] = {}
+        self._send, self._receive = trio.open_memory_channel[tuple[Update, list[Update]]](math.inf)
+
+    async def run(self) -> None:
+        """Run what is asked for. Cancellation ends it, and every update where it stands."""
+        async with trio.open_nursery() as nursery:
+            async for update, earlier in self._receive:
+                nursery.start_soon(self._carry_out, update, earlier)
+
+    def ask(self, request: UpdateRequest, workers: Sequence[Worker], *, by: str) -> Update:
+        """Ask for an update of these workers; it runs whatever becomes of who has asked.
+
+        The same request while it runs or waits gives the same update, unless another one was asked for since.
+
+        Raises: `BadRequest`, which names the key.
+        """
+        transport = self.transports.get(request.transport)
+        if transport is None:
+            known = nearest(request.transport, sorted(self.transports))
+            raise BadRequest(f"transport: there is no weight transport {request.transport!r}; {known}", param="transport")
+        options = transport.parse(request.options)
+        running = [update for update in self._updates.values() if not update.done.is_set() and set(update.workers) & set(workers)]
+        if running and _digest(running[-1].request) == _digest(request) and running[-1].workers == tuple(workers):
+            return running[-1]
+        update = Update(secrets.token_hex(4), request, transport, options, workers, by)
+        self._remember(update)
+        self._send.send_nowait((update, running))
+        return update
+
+    def get(self, id_: str) -> Update:
+        """The update of that id. Raises: `NotFound`."""
+        if update := self._updates.get(id_):
+            return update
+        raise NotFound(f"there is no update {id_!r}; the latest {KEPT} are kept")
+
+    def latest(self) -> list[Update]:
+        """Those that run and the latest that have ended, the newest first."""
+        return list(reversed(self._updates.values()))
+
+    def _remember(self, update: Update) -> None:
+        self._updates[update.id] = update
+        ended = [id_ for id_, one in self._updates.items() if one.done.is_set()]
+        for id_ in ended[:-KEPT]:
+            del self._updates[id_]
+
+    async def _carry_out(self, update: Update, earlier: Sequence[Update]) -> None:
+        failure: CallError | None = NoWorker("the update was cut: headrace ends; nobody knows how far the workers came")
+        log.info("update.asked", **update.note(), workers=[worker.id for worker in update.workers], by=update.by)
+        try:
+            for one in earlier:
+                await one.done.wait()
+            await self._prepare(update)
+            await self._operations.do(
+                "update",
+                update.workers,
+                lambda operation: self._transaction.run(update, operation),
+                by=update.by,
+                same=update.id,
+                note=update.note(),
+            )
+        except CallError as error:
+            failure = error
+        except Exception as error:
+            log.exception("update.fault", **update.note())
+            failure = CallError(500, f"update: a fault of headrace: {type(error).__name__}")
+        else:
+            failure = None
+        finally:
+            update.end(failure)
+            log.info("update.ended", **update.note(), outcome=failure.message if failure else "ok", seconds=update.seconds)
+
+    async def _prepare(self, update: Update) -> None:
+        """Let the transport prepare. Raises: `CallError`, after the journal was told: no operation has begun that would."""
+        failure: CallError | None = None
+        try:
+            await update.transport.prepare(update.told)
+        except CallError as error:
+            failure = error
+        except trio.TooSlowError:
+            failure = CallError(HTTPStatus.GATEWAY_TIMEOUT, f"update: the transport {update.transport.name!r} has lost patience")
+        except Exception as error:
+            log.exception("update.fault", **update.note())
+            failure = CallError(500, f"update: a fault of the transport {update.transport.name!r}: {type(error).__name__}")
+        if failure is None and not update.transport.repeatable:
+            now = {worker.id: worker for worker in update.workers}
+            if changes := update.told.cohort.changes(now):
+                failure = CallError(HTTPStatus.CONFLICT, f"update: the cohort has changed: {'; '.join(changes)}. Ask again")
+        if failure:
+            workers = [worker.id for worker in update.workers]
+            self._journal.add("update", workers, by=update.by, **update.note(), outcome=failure.message, seconds=update.seconds)
+            raise failure
+
+
+def _digest(request: UpdateRequest) -> str:
+    return blake2b(msgspec.json.encode(request, order="deterministic"), digest_size=16).hexdigest()

@@ -1,0 +1,63 @@
+"""Weight updates that headrace drives: one request, one transaction over the fleet."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from core.errors import BadRequest
+from core.fleet.administration import Administration
+from core.fleet.progress import UpdateRequest
+from core.northbound.asking import who
+from core.routes import HTTPReply, HTTPRequest, Routes
+
+_Text = Annotated[str, Meta(pattern=r"\S", max_length=1000)]
+
+
+class Posted(Struct):
+    """The core's own keys of `POST /fleet/updates`; all others are the transport's."""
+
+    version: _Text
+    transport: _Text
+    model: str = ""
+    #: What becomes of calls in flight: frozen, finished first, ended.
+    mode: Literal["keep", "wait", "abort"] = "keep"
+    clear_cache: bool = False
+    #: Answer when the update has ended.
+    wait: bool = False
+
+
+def add_update_routes(routes: Routes, administration: Administration) -> None:
+    """`POST /fleet/updates`, `GET /fleet/updates`, `GET /fleet/updates/<id>`."""
+
+    async def post(request: HTTPRequest) -> HTTPReply:
+        """202 with the update; with `wait` 200 once it has succeeded on every worker, or an error that names those that failed."""
+        posted, options = _read(request)
+        wanted = UpdateRequest(posted.version, posted.transport, options, posted.mode, posted.clear_cache)
+        update = administration.updates.ask(wanted, administration.workers(posted.model), by=who(request))
+        if not posted.wait:
+            return HTTPReply.json(update.describe(), 202)
+        await update.done.wait()
+        if update.failure:
+            raise update.failure
+        return HTTPReply.json(update.describe())
+
+    async def latest(_: HTTPRequest) -> HTTPReply:
+        return HTTPReply.json({"updates": [update.describe() for update in administration.updates.latest()]})
+
+    async def one(request: HTTPRequest) -> HTTPReply:
+        return HTTPReply.json(administration.updates.get(request.parameters["id"]).describe())
+
+    routes.add("POST", "/fleet/updates", post)
+    routes.add("GET", "/fleet/updates", latest)
+    routes.add("GET", "/fleet/updates/<id>", one)
+
+
+def _read(request: HTTPRequest) -> tuple[Posted, Mapping[str, Any]]:
+    try:
+        body = msgspec.json.decode(request.body, type=dict[str, Any])
+        posted = msgspec.convert(body, Posted)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise BadRequest(f"the body: {error}") from error
+    return posted, {key: value for key, value in body.items() if key not in Posted.__struct_fields__}

@@ -1,0 +1,312 @@
+"""Updates that headrace drives: all get the weights or are quarantined, and nobody is left paused; on the virtual clock."""
+
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from core.errors import BadRequest, CallError, NotFound
+from core.fleet.progress import Update, UpdateRequest
+from core.fleet.transport import by_name
+from core.fleet.updates import KEPT
+from core.settings import SettingsError
+from core.wire.generated import vllm
+from tests.unit.core.engines import AdministeredFleet, administered, broken, refused
+from tests.unit.core.rig import Browser
+from tests.unit.core.transports import Courier
+
+
+class Fleet:
+    """A fleet under administration, and the transport to it."""
+
+    def __init__(self, fleet: AdministeredFleet, courier: Courier) -> None:
+        self.administered = fleet
+        self.courier = courier
+        self.engines, self.workers = fleet.engines, fleet.workers
+
+    def ask(self, version: str = "8", **changes: Any) -> Update:
+        request = UpdateRequest(version, "courier", changes.pop("options", {}), **changes)
+        return self.administered.administration.updates.ask(request, self.administered.administration.workers(), by="me")
+
+    async def update(self, version: str = "8", **changes: Any) -> Update:
+        update = self.ask(version, **changes)
+        await update.done.wait()
+        return update
+
+    @property
+    def states(self) -> list[str]:
+        return self.administered.states
+
+    @property
+    def paused(self) -> list[bool]:
+        return [engine.paused for engine in self.engines]
+
+
+@asynccontextmanager
+async def fleet_of(*world_sizes: int, repeatable: bool = True, **settings: Any):
+    courier = Courier(repeatable=repeatable)
+    async with administered(*world_sizes, transports=[courier], **settings) as fleet:
+        yield Fleet(fleet, courier)
+
+
+async def test_all_pause_get_the_weights_and_a_label_and_go_on():
+    async with fleet_of(1, 3) as fleet:
+        update = await fleet.update("8", options={"path": "/w"})
+        assert [engine.asked for engine in fleet.engines] == [["pause", "start", "update", "finish", "label", "resume"]] * 2
+        assert fleet.engines[0].sent["pause"] == (vllm.PauseMode.KEEP, False)
+        assert [(worker.state, worker.policy_version) for worker in fleet.workers] == [("ready", "8")] * 2
+        [told] = fleet.courier.prepared
+        assert (told.id, told.version, told.options) == (update.id, "8", "/w")
+        assert [(member.id, member.offset, member.ranks) for member in told.cohort.members] == [("w0", 0, 1), ("w1", 1, 3)]
+
+
+async def test_an_update_tells_how_far_it_is(autojump_clock):
+    async with fleet_of() as fleet:
+        fleet.courier.stalls = {step: trio.Event() for step in ("prepare", "w0")}
+        update = fleet.ask("8")
+        await trio.sleep(1)
+        shown = update.describe()
+        assert (shown["status"], shown["phase"], shown["workers"]["w0"]["status"]) == ("running", "preparing", "waiting")
+        assert fleet.states == ["ready", "ready"]
+        fleet.courier.stalls["prepare"].set()
+        await trio.sleep(2)
+        shown = update.describe()
+        assert (shown["phase"], [worker["status"] for worker in shown["workers"].values()]) == ("applying", ["applying"] * 2)
+        assert fleet.states == ["updating", "updating"]
+        fleet.courier.stalls["w0"].set()
+        await update.done.wait()
+        assert update.describe() == {
+            "id": update.id,
+            "version": "8",
+            "transport": "courier",
+            "status": "succeeded",
+            "error": None,
+            "phase": "done",
+            "workers": {
+                "w0": {"status": "done", "reason": "", "seconds": 2.0},
+                "w1": {"status": "done", "reason": "", "seconds": 0.0},
+            },
+            "seconds": 3.0,
+            "by": "me",
+        }
+        [entry] = [entry for entry in fleet.administered.administration.journal.entries if entry.what == "update"]
+        assert entry.detail == {"id": update.id, "version": "8", "transport": "courier", "outcome": "ok", "seconds": 2.0}
+
+
+async def test_calls_that_arrive_meanwhile_wait_and_are_answered():
+    async with fleet_of() as fleet, trio.open_nursery() as nursery:
+        fleet.courier.stalls["w0"] = trio.Event()
+        update = fleet.ask()
+        await wait_all_tasks_blocked()
+        browser = Browser()
+        nursery.start_soon(browser.ask, fleet.administered.rig)
+        await wait_all_tasks_blocked()
+        assert fleet.administered.rig.fleet.gate.waiting == 1
+        fleet.courier.stalls["w0"].set()
+        await update.done.wait()
+        await wait_all_tasks_blocked()
+        assert browser.status == 200
+
+
+async def test_nobody_is_paused_when_preparing_fails():
+    async with fleet_of() as fleet:
+        fleet.courier.fails["prepare"] = [CallError(504, "no STABLE within 60 s")]
+        update = await fleet.update()
+        assert update.describe()["error"] == "no STABLE within 60 s"
+        assert [engine.asked for engine in fleet.engines] == [[], []]
+        assert fleet.administered.journal == [("update", "no STABLE within 60 s")]
+
+
+async def test_when_one_refuses_to_pause_all_go_on_with_the_weights_that_they_have():
+    async with fleet_of() as fleet:
+        fleet.engines[1].fails["pause"] = [broken("it doesn't want to")]
+        update = await fleet.update()
+        assert update.failure
+        assert update.failure.message == "update failed on w1: it doesn't want to. No worker was paused by this"
+        assert (fleet.states, fleet.paused, fleet.courier.applied) == (["ready", "ready"], [False, False], [])
+
+
+async def test_who_fails_is_quarantined_and_the_others_go_on_until_the_next_update_mends_it():
+    async with fleet_of() as fleet:
+        fleet.engines[0].fails["update"] = [broken("shapes differ")]
+        update = await fleet.update("8")
+        assert update.failure
+        assert update.failure.message == "update failed on w0: shapes differ. Quarantined; the other workers go on"
+        assert [(worker["status"], worker["reason"]) for worker in update.describe()["workers"].values()] == [
+            ("failed", "shapes differ"),
+            ("done", ""),
+        ]
+        assert (fleet.states, fleet.paused) == (["quarantined", "ready"], [True, False])
+        assert fleet.workers[0].reason == "update to '8': shapes differ"
+        await fleet.update("9")
+        assert (fleet.states, fleet.paused) == (["ready", "ready"], [False, False])
+        assert [engine.version for engine in fleet.engines] == ["9", "9"]
+
+
+async def test_a_worker_that_labels_its_weights_otherwise_is_quarantined():
+    async with fleet_of() as fleet:
+
+        async def forget(request):
+            pass
+
+        fleet.engines[1].update_weight_version = forget
+        update = await fleet.update("8")
+        assert update.failure
+        assert "w1: it labels its weights 'default' afterwards" in update.failure.message
+        assert fleet.states == ["ready", "quarantined"]
+
+
+async def test_a_worker_that_is_another_process_afterwards_is_quarantined():
+    async with fleet_of() as fleet:
+        fleet.engines[1].instance = "2"
+        update = await fleet.update("8")
+        assert update.failure
+        assert "w1: it was replaced by another process meanwhile" in update.failure.message
+        assert "label" not in fleet.engines[1].asked
+
+
+async def test_what_every_worker_refuses_before_it_does_anything_has_changed_nothing():
+    async with fleet_of() as fleet:
+        for engine in fleet.engines:
+            engine.fails["start"] = [refused("no backend")]
+        update = await fleet.update()
+        assert update.failure
+        assert update.failure.message == "update failed on w0: no backend; w1: no backend. Nothing has changed"
+        assert (fleet.states, fleet.paused) == (["ready", "ready"], [False, False])
+
+
+async def test_what_every_worker_refuses_half_way_leaves_all_quarantined():
+    async with fleet_of() as fleet:
+        for engine in fleet.engines:
+            engine.fails["update"] = [refused("no such tensor")]
+        update = await fleet.update()
+        assert update.failure
+        assert "no worker has the weights" in update.failure.message
+        assert (fleet.states, fleet.paused) == (["quarantined", "quarantined"], [True, True])
+        await fleet.update("9")
+        assert fleet.states == ["ready", "ready"]
+
+
+async def test_a_fault_of_the_transport_is_a_failure_like_any_other():
+    async with fleet_of() as fleet:
+        fleet.courier.fails["w0"] = [LookupError("mine")]
+        fleet.courier.fails["w1"] = [trio.TooSlowError()]
+        update = await fleet.update()
+        assert update.failure
+        assert "w0: a fault of headrace: LookupError; w1: the transport 'courier' has lost patience" in update.failure.message
+        fleet.courier.fails["prepare"] = [LookupError("mine")]
+        update = await fleet.update()
+        assert update.failure
+        assert update.failure.message == "update: a fault of the transport 'courier': LookupError"
+
+
+async def test_the_others_of_a_group_are_given_up_when_one_has_failed(autojump_clock):
+    async with fleet_of(repeatable=False, deadline=5.0) as fleet:
+        fleet.courier.fails["w0"] = [CallError(500, "died")]
+        fleet.courier.stalls["w1"] = trio.Event()
+        update = await fleet.update()
+        assert update.failure
+        assert "w0: died; w1: not done 5 s after another worker had failed" in update.failure.message
+        assert trio.current_time() == 5
+
+
+async def test_what_is_posted_again_joins_the_update_that_runs():
+    async with fleet_of() as fleet:
+        fleet.courier.stalls["w0"] = trio.Event()
+        first = fleet.ask("8")
+        await wait_all_tasks_blocked()
+        assert fleet.ask("8") is first
+        assert fleet.ask("8", options={"path": "/w"}) is not first
+        fleet.courier.stalls["w0"].set()
+        await first.done.wait()
+        await wait_all_tasks_blocked()
+        assert fleet.ask("8") is not first
+
+
+async def test_updates_of_the_same_workers_come_one_after_the_other():
+    async with fleet_of() as fleet:
+        fleet.courier.stalls["prepare"] = trio.Event()
+        updates = [fleet.ask("8"), fleet.ask("9"), fleet.ask("8")]
+        await wait_all_tasks_blocked()
+        assert len(fleet.courier.prepared) == 1
+        fleet.courier.stalls["prepare"].set()
+        for update in updates:
+            await update.done.wait()
+        assert [told.version for told in fleet.courier.prepared] == ["8", "9", "8"]
+        assert [engine.version for engine in fleet.engines] == ["8", "8"]
+
+
+async def test_a_pause_of_the_trainers_own_outlasts_the_update():
+    async with fleet_of() as fleet:
+        await fleet.administered.pause()
+        await fleet.update("8")
+        assert (fleet.states, fleet.paused) == (["paused", "paused"], [True, True])
+        await fleet.administered.resume()
+        assert fleet.states == ["ready", "ready"]
+
+
+async def test_a_quarantined_worker_whose_trainer_has_resumed_the_others_goes_on_with_them_once_it_is_whole():
+    async with fleet_of() as fleet:
+        await fleet.administered.pause()
+        fleet.administered.administration.quarantine(fleet.workers[0], "it smells", by="me")
+        await fleet.administered.resume()
+        await fleet.update("8")
+        assert (fleet.states, fleet.paused) == (["ready", "ready"], [False, False])
+
+
+async def test_an_update_takes_the_place_of_one_whose_trainer_has_died_half_way():
+    async with fleet_of() as fleet:
+        await fleet.administered.start()
+        await fleet.administered.receive()
+        update = await fleet.update("8")
+        assert update.failure is None
+        assert (fleet.states, fleet.paused) == (["ready", "ready"], [False, False])
+
+
+async def test_a_group_that_is_not_whole_any_more_is_not_updated():
+    async with fleet_of(repeatable=False) as fleet:
+        fleet.courier.stalls["prepare"] = trio.Event()
+        update = fleet.ask()
+        await wait_all_tasks_blocked()
+        fleet.administered.rig.move(fleet.workers[1], "gone")
+        fleet.courier.stalls["prepare"].set()
+        await update.done.wait()
+        assert update.failure
+        assert (update.failure.status, update.failure.message) == (409, "update: the cohort has changed: w1 is gone. Ask again")
+        assert "pause" not in fleet.engines[0].asked
+
+
+async def test_whoever_waits_for_an_update_when_headrace_ends_is_told():
+    async with fleet_of() as fleet:
+        fleet.courier.stalls["w0"] = trio.Event()
+        update = fleet.ask()
+        await wait_all_tasks_blocked()
+    assert update.failure
+    assert "headrace ends" in update.failure.message
+
+
+async def test_what_is_wrong_is_refused_by_name():
+    async with fleet_of() as fleet:
+        with pytest.raises(BadRequest, match="pathh: this transport doesn't know it"):
+            fleet.ask(options={"pathh": "/w"})
+        updates, workers = fleet.administered.administration.updates, fleet.workers
+        with pytest.raises(BadRequest, match="there is no weight transport 'courrier'; did you mean 'courier'") as wrong:
+            updates.ask(UpdateRequest("8", "courrier", {}), workers, by="me")
+        assert wrong.value.param == "transport"
+        with pytest.raises(NotFound, match="there is no update 'x'"):
+            updates.get("x")
+
+
+async def test_the_latest_updates_are_remembered():
+    async with fleet_of(1) as fleet:
+        updates = [await fleet.update(str(number)) for number in range(KEPT + 3)]
+        latest = fleet.administered.administration.updates.latest()
+        assert latest[0] is updates[-1]
+        assert len(latest) == KEPT + 1  # the new one was running when the last one was forgotten
+
+
+def test_two_transports_of_one_name_end_the_start():
+    with pytest.raises(SettingsError, match="weight transport 'courier' is offered by the plugins 'a' and 'b'; disable one"):
+        by_name([("a", Courier()), ("b", Courier())])

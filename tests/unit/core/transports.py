@@ -1,0 +1,48 @@
+"""A weight transport whose every step can fail or stall."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import trio
+
+from core.errors import BadRequest
+from core.fleet.cohort import Member
+from core.fleet.control import WorkerControl
+from core.fleet.transport import WeightUpdate
+
+
+class Courier:
+    """Brings weights by vLLM's own steps. `fails` and `stalls` are by `prepare` or by a worker's id."""
+
+    name = "courier"
+
+    def __init__(self, *, repeatable: bool = True) -> None:
+        self.repeatable = repeatable
+        self.prepared: list[WeightUpdate] = []
+        self.applied: list[tuple[str, str]] = []
+        self.fails: defaultdict[str, list[Exception]] = defaultdict(list)
+        self.stalls: dict[str, trio.Event] = {}
+
+    def parse(self, options: Mapping[str, Any]) -> Any:
+        if unknown := options.keys() - {"path"}:
+            raise BadRequest(f"{min(unknown)}: this transport doesn't know it", param=min(unknown))
+        return options.get("path")
+
+    async def prepare(self, update: WeightUpdate) -> None:
+        self.prepared.append(update)
+        await self._obey("prepare")
+
+    async def apply(self, update: WeightUpdate, member: Member, control: WorkerControl) -> None:
+        self.applied.append((member.id, update.version))
+        await self._obey(member.id)
+        await control.start_weight_update()
+        await control.update_weights({"names": ["w"]})
+        await control.finish_weight_update(None)
+
+    async def _obey(self, step: str) -> None:
+        await trio.lowlevel.checkpoint()
+        if step in self.stalls:
+            await self.stalls[step].wait()
+        if self.fails[step]:
+            raise self.fails[step].pop(0)
