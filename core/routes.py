@@ -12,6 +12,7 @@ from msgspec import Struct, field
 from quart import Response, request
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
+from werkzeug.routing import RequestRedirect
 
 from core.errors import BadRequest, CallError, ClientGone, NotFound
 from core.northbound.answering import echoed_id, send_error
@@ -91,6 +92,8 @@ class Routes:
     def __init__(self, *, max_body_bytes: int) -> None:
         self._max_body_bytes = max_body_bytes
         self._streamed: dict[tuple[str, str], StreamHandler] = {}
+        #: By the name of the route in Quart's map.
+        self._handlers: dict[str, Handler] = {}
         self._quart = QuartTrio("headrace")
         self._quart.config["MAX_CONTENT_LENGTH"] = max_body_bytes
         self._quart.register_error_handler(404, _not_found)
@@ -163,7 +166,22 @@ class Routes:
                 )
             )
 
+        self._handlers[f"{method} {path}"] = handler
         self._quart.add_url_rule(path, f"{method} {path}", view, methods=[method])
+
+    async def ask(self, request: HTTPRequest) -> HTTPReply:
+        """What the route of this request answers, without a connection: for dialects, which say in other words what a route does.
+
+        Cancellation: as its handler's.
+        Raises: what the handler raises; `NotFound` when nobody serves it, or by a handler that writes its answer itself.
+        """
+        try:
+            name, parameters = self._quart.url_map.bind("localhost").match(request.path, request.method)
+        except (HTTPException, RequestRedirect):
+            name, parameters = "", {}
+        if (handler := self._handlers.get(name)) is None:
+            raise NotFound(f"there is no route {request.method} {request.path}")
+        return await handler(msgspec.structs.replace(request, parameters=parameters))
 
 
 def _response(reply: HTTPReply) -> Response:

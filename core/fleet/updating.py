@@ -154,8 +154,7 @@ class Updating:
             return results
 
         async def work(operation: Operation) -> list[Any]:
-            if body["method"] == _RECEIVING:
-                self._demand_group(operation, workers)
+            grouped = body["method"] == _RECEIVING and self._demand_group(operation, workers)
             if replacing:
                 self._block(workers, f"{body['method']} is running")
             try:
@@ -168,7 +167,12 @@ class Updating:
             if replacing:
                 for worker in called.good:
                     self._standings.mend(worker)
-                self._judge(operation, called)
+                try:
+                    self._judge(operation, called)
+                except FleetFailed as failed:
+                    if grouped and called.good:  # their weights have come: who posts again would wait for a trainer that sends no more
+                        failed.status = HTTPStatus.CONFLICT
+                    raise
             elif called.failures:
                 raise FleetFailed(operation.name, called.failures, "The other workers did it")
             return _in_rank_order(called)
@@ -257,11 +261,11 @@ class Updating:
             )
         return members
 
-    def _demand_group(self, operation: Operation, workers: Sequence[Worker]) -> None:
-        """A group that isn't what it was would wait for ever for who is missing."""
+    def _demand_group(self, operation: Operation, workers: Sequence[Worker]) -> bool:
+        """Whether the workers are in a group. One that isn't what it was would wait for ever for who is missing: then it raises."""
         groups = [group for worker in workers if (group := self._standings.of(worker).group)]
         if not groups:
-            return
+            return False
         now = {worker.id: worker for worker in workers}
         changes = groups[0].changes(now)
         members = {(member.id, member.instance) for member in groups[0].members}
@@ -269,6 +273,7 @@ class Updating:
         if changes:
             text = f"{operation.name}: the trainer's group has changed: {'; '.join(changes)}. Let all join again, as they did at first"
             raise CallError(HTTPStatus.CONFLICT, text)
+        return True
 
 
 def _shares(workers: Sequence[Worker], info: Mapping[str, Any] | Sequence[Any]) -> dict[str, Any]:

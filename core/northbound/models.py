@@ -1,11 +1,11 @@
 """What calls may put into `model`: the names that the workers serve, and what plugins add."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from msgspec import Struct
 
-from core.fleet.fleet import Fleet
+from core.fleet.worker import Worker
 from core.registry import Registry
 
 
@@ -25,24 +25,28 @@ class ModelCard(Struct, kw_only=True):
     max_model_len: int | None = None
 
 
-def list_models(fleet: Fleet, registry: Registry) -> list[ModelCard]:
-    """One card per name over all workers, then those of plugins (`list_models`), as far as no worker serves such a name.
+def list_models(workers: Iterable[Worker], registry: Registry) -> list[ModelCard]:
+    """One card per name over these workers, then those that plugins add (`list_models`) to their models, or to none.
+
+    A name that a worker serves keeps the worker's card.
 
     Of different context lengths, the shortest is what every worker takes; a plugin's card without one gets that of its parent.
     Raises: `CallError`.
     """
-    cards = _served(fleet)
+    cards = _served(workers)
     added: list[Sequence[ModelCard]] = registry.call("list_models")
     for card in (card for some in added for card in some):
-        if card.max_model_len is None and card.parent in cards:
+        if card.parent is not None and card.parent not in cards:
+            continue
+        if card.max_model_len is None and card.parent is not None:
             card.max_model_len = cards[card.parent].max_model_len
         cards.setdefault(card.id, card)
     return list(cards.values())
 
 
-def _served(fleet: Fleet) -> dict[str, ModelCard]:
+def _served(workers: Iterable[Worker]) -> dict[str, ModelCard]:
     cards: dict[str, ModelCard] = {}
-    for worker in fleet.workers.values():
+    for worker in workers:
         info = worker.info
         if info is None or worker.state in ("starting", "gone"):
             continue

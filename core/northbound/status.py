@@ -1,10 +1,13 @@
-"""The routes that say how headrace and its fleet are."""
+"""The routes that say how headrace and its fleet are; `/workers/<id>/health` and `/workers/<id>/v1/models` say it of one worker."""
 
+from collections.abc import Iterable
 from importlib.metadata import version
+from urllib.parse import unquote
 
-from core.errors import NoWorker
+from core.errors import NotFound, NoWorker
 from core.fleet.administration import Administration
 from core.fleet.fleet import Fleet
+from core.fleet.worker import Worker
 from core.metrics import Metrics
 from core.northbound.models import list_models
 from core.registry import Registry
@@ -14,17 +17,27 @@ from core.routes import HTTPReply, HTTPRequest, Routes
 def add_status_routes(routes: Routes, fleet: Fleet, administration: Administration, metrics: Metrics, registry: Registry) -> None:
     """`/health`, `/ready`, `/live`, `/v1/models`, `/version`, `/metrics`, `/fleet`, `/fleet/journal`, `/plugins`."""
 
-    async def health(_: HTTPRequest) -> HTTPReply:
+    def workers_of(request: HTTPRequest) -> Iterable[Worker]:
+        """The one that the path names, or all."""
+        if (id_ := request.parameters.get("id")) is None:
+            return fleet.workers.values()
+        if worker := fleet.workers.get(unquote(id_)):
+            return [worker]
+        raise NotFound(f"there is no worker {id_!r}; the fleet has {', '.join(fleet.workers) or 'none'}")
+
+    async def health(request: HTTPRequest) -> HTTPReply:
         """200 when a call could be served, as a vLLM server's `/health` says it of itself."""
-        if not any(worker.state in ("ready", "paused", "updating") for worker in fleet.workers.values()):
-            return HTTPReply.error(NoWorker("no worker is ready"))
+        workers = list(workers_of(request))
+        if not any(worker.state in ("ready", "paused", "updating") for worker in workers):
+            why = f"worker {workers[0].id!r} is {workers[0].state}: {workers[0].reason}" if request.parameters else "no worker is ready"
+            return HTTPReply.error(NoWorker(why))
         return HTTPReply()
 
     async def live(_: HTTPRequest) -> HTTPReply:
         return HTTPReply()
 
-    async def models(_: HTTPRequest) -> HTTPReply:
-        return HTTPReply.json({"object": "list", "data": list_models(fleet, registry)})
+    async def models(request: HTTPRequest) -> HTTPReply:
+        return HTTPReply.json({"object": "list", "data": list_models(workers_of(request), registry)})
 
     async def versions(_: HTTPRequest) -> HTTPReply:
         return HTTPReply.json({"version": version("headrace")})
@@ -43,9 +56,11 @@ def add_status_routes(routes: Routes, fleet: Fleet, administration: Administrati
         return HTTPReply.json(registry.describe())
 
     routes.add("GET", "/health", health)
+    routes.add("GET", "/workers/<id>/health", health)
     routes.add("GET", "/ready", health)
     routes.add("GET", "/live", live)
     routes.add("GET", "/v1/models", models)
+    routes.add("GET", "/workers/<id>/v1/models", models)
     routes.add("GET", "/version", versions)
     routes.add("GET", "/metrics", scrape)
     routes.add("GET", "/fleet", workers)

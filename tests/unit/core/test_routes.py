@@ -2,9 +2,10 @@
 
 import pytest
 import trio
+from msgspec.structs import replace
 from trio.testing import wait_all_tasks_blocked
 
-from core.errors import BadRequest, CallError, NoWorker
+from core.errors import BadRequest, CallError, NotFound, NoWorker
 from core.fleet.administration import Administration
 from core.northbound.status import add_status_routes
 from core.routes import HTTPReply, HTTPRequest, Routes
@@ -45,6 +46,24 @@ async def test_a_handler_gets_the_request_and_gives_the_reply(routes):
     assert browser.status == 201
     assert browser.headers["content-type"] == "application/json"
     assert browser.json == ["POST", "/things/a%20b", {"q": "1"}, {"id": "a%20b"}, {"x": 1}]
+
+
+async def test_a_route_is_asked_without_a_connection(routes):
+    async def handler(request: HTTPRequest) -> HTTPReply:
+        if not request.body:
+            raise BadRequest("nothing in it", param="x")
+        return HTTPReply.json([request.path, dict(request.parameters), request.client])
+
+    routes.add("POST", "/things/<id>", handler)
+    request = HTTPRequest("POST", "/things/a:1/", {}, {}, b"x", {}, client="me")
+    with pytest.raises(NotFound, match="there is no route POST /things/a:1/"):
+        await routes.ask(request)
+    request = replace(request, path="/things/a:1")
+    assert (await routes.ask(request)).body == b'["/things/a:1",{"id":"a:1"},"me"]'
+    with pytest.raises(BadRequest, match="nothing in it"):
+        await routes.ask(replace(request, body=b""))
+    with pytest.raises(NotFound, match="there is no route GET /things/a:1"):
+        await routes.ask(replace(request, method="GET"))
 
 
 async def test_an_unknown_route_is_a_404_in_vllms_words(routes):
@@ -171,6 +190,18 @@ async def test_health_is_whether_a_call_would_be_served(status, state, code):
     routes = status(make_worker("a", ScriptedLane(), state=state))
     assert (await ask(routes, "GET", "/health")).status == code
     assert (await ask(routes, "GET", "/live")).status == 200
+
+
+async def test_one_worker_says_how_it_is_and_what_it_serves(status):
+    a, b = make_worker("a", ScriptedLane(), state="gone"), make_worker("b:1", ScriptedLane(), models=["other"])
+    routes = status(a, b)
+    assert (await ask(routes, "GET", "/workers/b:1/health")).status == 200
+    browser = await ask(routes, "GET", "/workers/a/health")
+    assert (browser.status, browser.json["error"]["message"]) == (503, "worker 'a' is gone: gone in a test")
+    assert [card["id"] for card in (await ask(routes, "GET", "/workers/b:1/v1/models")).json["data"]] == ["other"]
+    assert (await ask(routes, "GET", "/workers/a/v1/models")).json["data"] == []
+    browser = await ask(routes, "GET", "/workers/c/health")
+    assert (browser.status, browser.json["error"]["message"]) == (404, "there is no worker 'c'; the fleet has a, b:1")
 
 
 async def test_models_are_listed_once_with_the_shortest_length(status):

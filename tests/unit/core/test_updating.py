@@ -409,6 +409,19 @@ async def test_weights_do_not_come_through_a_group_that_has_changed():
         assert [len(bodies) for bodies in sent] == [2, 2], "a checkpoint needs no group"
 
 
+@pytest.mark.parametrize(("joins", "status"), [(True, 409), (False, 500)])
+async def test_an_update_that_came_through_a_group_for_some_is_not_to_be_posted_again(joins, status):
+    async with administered() as fleet:
+        for worker in fleet.workers:
+            serve_http(worker, {"results": [None]})
+        if joins:
+            await fleet.updating.join_group_by_rpc(fleet.workers, bodies_of(0, 1), by="me")
+        serve_http(fleet.workers[1], lambda _: httpx.Response(500, json={"error": "out of memory"}))
+        with pytest.raises(FleetFailed, match="w1: out of memory") as failed:
+            await fleet.updating.collective_rpc(fleet.workers, {"method": "update_weights_from_path"}, by="me")
+        assert failed.value.status == status
+
+
 async def test_a_label_follows_the_weights_of_each_worker():
     async with administered() as fleet:
         serve_http(fleet.workers[0], {"results": [None]})
