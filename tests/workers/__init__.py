@@ -3,7 +3,8 @@
 * `stand_in()`: our own worker without a model, ready in a second;
 * `scripted()`: the real `vllm-rs` server with a scripted engine behind it, ready in a second;
 * `engine()`: the real `vllm-rs` server and the real vLLM engine on the CPU with a tiny random model, ready in 25 to 70 s;
-* `seeing_engine()` and `routing_engine()`: the same with a model that sees, and with a mixture of experts whose routing is reported.
+* `seeing_engine()` and `routing_engine()`: the same with a model that sees, and with a mixture of experts whose routing is reported;
+* `receiving_engine()`: the same as `engine()`, with our worker extensions.
 
 Each yields a `RunningWorker`. They block: from trio, use a fixture that isn't async, or a thread. The real ones are installed on first
 use (`components.py`), which may take minutes; `why_not` says beforehand whether that's possible at all.
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from tests.workers import components
 from tests.workers.components import InstallFailed
-from tests.workers.launch import engine, routing_engine, scripted, seeing_engine, stand_in
+from tests.workers.launch import engine, receiving_engine, routing_engine, scripted, seeing_engine, stand_in
 from tests.workers.processes import StartFailed
 from tests.workers.running import Kind, RunningWorker
 
@@ -25,6 +26,7 @@ __all__ = [
     "adapter",
     "checkpoint",
     "engine",
+    "receiving_engine",
     "routing_engine",
     "scripted",
     "seeing_engine",

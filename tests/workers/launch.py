@@ -178,6 +178,12 @@ def routing_engine() -> contextlib.AbstractContextManager[RunningWorker]:
     )
 
 
+def receiving_engine() -> contextlib.AbstractContextManager[RunningWorker]:
+    """The real engine as `engine` runs it, with every worker extension of ours, see `receivers`."""
+    path = {"PYTHONPATH": str(_PROJECT)}
+    return engine(lora=False, engine_arguments=["--worker-extension-cls", "tests.workers.receivers.Receivers"], environment=path)
+
+
 @contextlib.contextmanager
 def _serving(commands: Callable[[int, int, int], list[Command]], timeout: float) -> Iterator[tuple[Processes, int, int]]:
     """Start a server on free ports; with others, should somebody have taken one of them meanwhile."""
