@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 import httpx
+import trio
 
 from core.fleet.probe import GrpcProbe, HttpProbe, ProbeFailed, as_grpclib
 from core.settings import TLSSettings, WorkerSettings, split_address
@@ -20,6 +21,7 @@ from core.wire.lane import Lane
 #: vLLM's HTTP server closes a connection that was idle for 5 s; ours are given up before, so that no call meets one that closes.
 _IDLE_SECONDS = 4.0
 _CONNECT_SECONDS = 10.0
+_SETTLE_SECONDS = 1.0
 
 
 class Connection:
@@ -40,6 +42,15 @@ class Connection:
         else:
             assert self._http
             self.probe = self._http
+
+    async def settle(self) -> None:
+        """Wait, for a second at most, until the worker has read the cancellations of calls over gRPC that were sent so far.
+
+        HTTP/1 cancels by closing a connection, which nobody confirms.
+        """
+        if self._channel:
+            with trio.move_on_after(_SETTLE_SECONDS):
+                await self._channel.settle()
 
     async def lanes(self, max_model_len: int) -> tuple[Lane, ...]:
         """What calls can go over, gRPC first. The HTTP lane is there when the server offers the generate route.

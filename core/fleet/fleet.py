@@ -94,7 +94,7 @@ class Fleet:
     async def _serve(self, worker: Worker) -> None:
         try:
             async with connect(worker.settings) as connection:
-                worker.control, worker.http = connection.control, connection.http
+                worker.control, worker.http, worker.settle = connection.control, connection.http, connection.settle
                 await self._watch(worker, connection)
         finally:
             self._set(worker, "gone", "taken out of the fleet")

@@ -4,15 +4,19 @@ from collections.abc import Sequence
 from http import HTTPStatus
 
 import structlog
+import trio
 
 from core.errors import CallError
-from core.fleet.control import PauseMode
+from core.fleet.control import PauseMode, WorkerControl
 from core.fleet.operations import FleetFailed, Operation, Operations
 from core.fleet.standing import Standings
 from core.fleet.worker import Worker
 from core.settings import AdministrationSettings
 
 log = structlog.stdlib.get_logger()
+
+#: Turns of the event loop, within which it has heard of a client that has gone, and has cancelled its call.
+_TICKS = 10
 
 
 class Pausing:
@@ -51,10 +55,19 @@ class Pausing:
     ) -> None:
         """Pause, as a part of an operation, workers whose standing says already that they are paused; `also` were paused before.
 
-        When one fails, `workers` go on. Raises: `FleetFailed`.
+        Calls that their clients have just given up end first: a frozen engine would keep them. When one fails, `workers` go on.
+
+        Raises: `FleetFailed`.
         """
+
+        async def pause(control: WorkerControl) -> None:
+            await control.worker.settle()
+            await control.pause(mode, clear_cache=clear_cache)
+
+        for _ in range(_TICKS):
+            await trio.lowlevel.checkpoint()
         deadline = None if mode == "wait" else self._deadline
-        paused = await operation.ask([*workers, *also], lambda control: control.pause(mode, clear_cache=clear_cache), deadline=deadline)
+        paused = await operation.ask([*workers, *also], pause, deadline=deadline)
         if paused.failures:
             # Who failed may have paused all the same.
             await self.start_again(operation, workers)

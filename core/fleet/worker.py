@@ -1,6 +1,6 @@
 """One vLLM server that headrace can reach, as everybody else sees it."""
 
-from collections.abc import Generator, Mapping, Set
+from collections.abc import Awaitable, Callable, Generator, Mapping, Set
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -85,6 +85,8 @@ class Worker:
         #: The worker's `vllm.Control` service and its HTTP server, for administration; `None` where it has none.
         self.control: ControlStub | None = None
         self.http: httpx.AsyncClient | None = None
+        #: Waits until the worker has read the cancellations that were sent to it; has a deadline of its own.
+        self.settle: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
         #: Unix time, in seconds, at which it was last introduced.
         self.introduced_at = 0.0
         #: Operations of administration that it has not answered yet. Its engine may be too busy with one to answer a probe.

@@ -95,6 +95,10 @@ class Channel:
         finally:
             exchange.close()
 
+    async def settle(self) -> None:
+        """Wait until the worker has read every cancellation of a call that was made so far. Cancellation: safe."""
+        await self._pool.settle()
+
     def _exchange(
         self,
         name: str,

@@ -73,6 +73,9 @@ class Connection:
         self._heard = 0.0
         self._reads = 0
         self._idle_since = 0.0
+        self._unsettled = False  # cancellations were sent since it was last known what the worker has read
+        self._settling: dict[bytes, trio.Event] = {}  # by a PING's payload
+        self._pings = itertools.count(random.getrandbits(32))
         self._closing = False
         self._scope = trio.CancelScope()
         self._setup = trio.CancelScope()
@@ -116,6 +119,19 @@ class Connection:
             self._to_write.wake()
         else:
             self._scope.cancel()
+
+    async def settle(self) -> None:
+        """Wait until the worker has read every cancellation that was sent, or the connection is gone. Cancellation: safe."""
+        while (self._unsettled or self._protocol.strained) and not self._closing:
+            self._unsettled = False
+            payload = next(self._pings).to_bytes(8, "big")
+            answered = self._settling[payload] = trio.Event()
+            self._protocol.ping(payload)  # frames arrive in order
+            self._to_write.wake()
+            try:
+                await answered.wait()
+            finally:
+                self._settling.pop(payload, None)
 
     async def run(self, connect: Connect, not_before: float) -> None:
         """Connect, serve until the end, whoever brings it about, and tell the owner. Doesn't raise for the network.
@@ -172,6 +188,7 @@ class Connection:
         """Cancel its stream, without waiting for anything."""
         if self._exchanges.pop(exchange.stream_id, None) is not None:
             self._protocol.reset(exchange.stream_id)
+            self._unsettled = True
             self._to_write.wake()
             self._gone(exchange)
 
@@ -220,7 +237,6 @@ class Connection:
 
     async def _watch(self) -> None:
         limits = self._limits
-        pings = itertools.count(random.getrandbits(32))
         self._heard = self._idle_since = trio.current_time()
         while True:
             now = trio.current_time()
@@ -234,7 +250,7 @@ class Connection:
                 await trio.sleep_until(self._heard + limits.keepalive_interval)
             else:
                 reads = self._reads
-                self._protocol.ping(next(pings).to_bytes(8, "big"))
+                self._protocol.ping(next(self._pings).to_bytes(8, "big"))
                 self._to_write.wake()
                 await trio.sleep(limits.keepalive_timeout)
                 if self._reads == reads:
@@ -277,7 +293,9 @@ class Connection:
                 self.close()
                 self._scope.deadline = trio.current_time() + _LAST_WORDS
             case PingAnswered():
-                pass  # that anything was heard is enough
+                # For the watch it is enough that anything was heard.
+                if (settled := self._settling.get(event.payload)) is not None:
+                    settled.set()
 
     def _unblock(self, stream_id: int) -> None:
         if not self._blocked:
@@ -303,6 +321,8 @@ class Connection:
         self._owner.on_room(self)
 
     def _end_calls(self) -> None:
+        for settled in self._settling.values():
+            settled.set()
         exchanges, self._exchanges = self._exchanges, {}
         self._blocked.clear()
         for stream_id, exchange in exchanges.items():

@@ -77,6 +77,12 @@ class Pool:
             raise AssertionError("a call can't end well before it began")
         return connection
 
+    async def settle(self) -> None:
+        """Wait until the worker has read every cancellation that was sent. Cancellation: safe."""
+        async with trio.open_nursery() as nursery:
+            for connection in (*self._ready, *self._ending):
+                nursery.start_soon(connection.settle)
+
     async def close(self) -> None:
         """End all calls and connections. Cancellation: what is left has to be cut."""
         self._closed = True

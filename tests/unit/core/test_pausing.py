@@ -62,6 +62,18 @@ async def test_when_one_refuses_to_be_paused_again_those_that_were_paused_before
         assert fleet.engines[0].paused
 
 
+async def test_an_engine_is_frozen_only_after_its_worker_has_heard_of_the_calls_that_were_given_up():
+    async with administered(1) as fleet, trio.open_nursery() as nursery:
+        heard = trio.Event()
+        fleet.workers[0].settle = heard.wait
+        nursery.start_soon(fleet.pause)
+        await wait_all_tasks_blocked()
+        assert (fleet.states, fleet.engines[0].asked) == (["paused"], [])
+        heard.set()
+        await wait_all_tasks_blocked()
+        assert fleet.engines[0].asked == ["pause"]
+
+
 async def test_a_worker_that_lets_the_deadline_pass_has_failed(autojump_clock):
     async with administered(deadline=5.0) as fleet:
         fleet.engines[0].stalls["pause"] = trio.Event()
