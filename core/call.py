@@ -148,6 +148,13 @@ class Call(Struct, kw_only=True):
     adapter: str = ""
     #: The role of the workers that the call may go to. `None`: workers that answer whole calls, `aggregated` and `decode`.
     role: Role | None = None
+    #: Parts of the call that other workers have done before (`begin_attempt`), in words; `x-headrace-route` shows them first.
+    legs: tuple[str, ...] = ()
+    #: How long, in seconds, the call stays on its worker until its first output though its client has gone; `None`: it doesn't. What is
+    #: held goes to the worker as a stream (`stream`), whatever the client gets, because only a stream shows a first output.
+    hold: float | None = None
+    #: How many further workers are tried after any failure (5xx) before the first output. `None`: `[routing] retries`, after a lost worker.
+    retries: int | None = None
     data_parallel_rank: int | None = None
     kv_transfer_params: dict[str, Any] | None = None
     ec_transfer_params: dict[str, Any] | None = None

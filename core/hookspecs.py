@@ -95,6 +95,28 @@ class HookSpecs:
         """
 
     @hookspec
+    def begin_attempt(self, call: "Call") -> "Awaitable[Call | None] | None":
+        """Do what has to be done elsewhere before a call is placed, and say what is placed then.
+
+        Runs once per attempt, when the call has passed the gate, one plugin after the other; async: returns an awaitable, which the core
+        awaits, or `None` for a call with nothing to begin with. The awaitable gives the call that is placed, lowered and sent in the place
+        of `call` (a copy, `msgspec.structs.replace`), or `None` to go on with `call`; the next plugin gets that one. The hooks that follow
+        on the reply, and `call_settled`, have the client's own call. `proxy.leg` runs a part of a call on another worker. Changes nothing
+        but the `notes` of the call.
+
+        It is cancelled when the client goes. What it has begun on workers is then its own to end; a call that has something to end there
+        sets `hold`. When the fleet is paused meanwhile, or the attempt fails, all begins anew. Not for calls whose body goes on as it is.
+
+        Raises: `CallError`, with which the call ends.
+
+        Example: the prompt's beginning is warmed up on the worker's cache first.
+
+            @hookimpl
+            def begin_attempt(self, call: Call) -> Awaitable[Call | None] | None:
+                return self.warm_up(call) if call.session_id in self.cold else None
+        """
+
+    @hookspec
     def eligible_workers(self, call: "Call", workers: "Sequence[Worker]") -> "Sequence[Worker] | None":
         """Narrow the workers that may take a call.
 

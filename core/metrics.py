@@ -28,6 +28,8 @@ class Metrics:
         self._first = Histogram(
             "headrace_first_output_seconds", "From arrival to the first output", buckets=_SECONDS, registry=self.registry
         )
+        self._legs = Counter("headrace_legs", "Parts of calls that were done before the rest", ["role", "outcome", "worker"], registry=self.registry)
+        self._leg_seconds = Histogram("headrace_leg_seconds", "Of a leg", ["role"], buckets=_SECONDS, registry=self.registry)
         self.registry.register(_FleetCollector(fleet))
 
     def settled(self, outcome: Outcome) -> None:
@@ -41,6 +43,11 @@ class Metrics:
         self._seconds.observe(outcome.seconds)
         if outcome.first_output_seconds is not None:
             self._first.observe(outcome.first_output_seconds)
+
+    def leg_settled(self, role: str, outcome: Outcome) -> None:
+        """Count a leg."""
+        self._legs.labels(role, outcome.kind, outcome.worker).inc()
+        self._leg_seconds.labels(role).observe(outcome.seconds)
 
     def text(self) -> bytes:
         """All of it in Prometheus' text format."""

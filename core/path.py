@@ -1,7 +1,7 @@
 """The life of a call, from the first hook to the last. Read it from top to bottom."""
 
 import re
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from http import HTTPStatus
 from time import perf_counter
@@ -14,6 +14,7 @@ from core.compose import compose
 from core.errors import BadRequest, CallError, PluginFault, WorkerLost, WorkerPaused, shorten
 from core.fanout import gather, merge
 from core.fleet.worker import Worker
+from core.holding import collect, holding
 from core.metrics import Metrics
 from core.placement import Placement, Placer
 from core.registry import Registry
@@ -25,6 +26,7 @@ from core.wire.lane import OutputStream
 
 log = structlog.stdlib.get_logger()
 
+_Begin = Callable[[Call, Mapping[Worker, str]], Awaitable[Call]]
 #: A list in an error's text: workers quote the tokens that they refuse, and those are not for the log.
 _LIST: Final = re.compile(r"\[[^\]]*\]?")
 
@@ -59,10 +61,13 @@ class Path:
 
     def fail(self, call: Call, outcome: Outcome, error: CallError) -> None:
         """Note the error with which a call ends. A plugin's fault is logged in full: its client learns no more than the name."""
-        outcome.kind = "refused" if error.status < HTTPStatus.INTERNAL_SERVER_ERROR else "failed"
-        outcome.status, outcome.error = error.status, error.message
+        self._note(outcome, error)
         if isinstance(error, PluginFault):
             log.error("plugin.failed", id=call.id, plugin=error.plugin, hook=error.hook, exc_info=error.__cause__ or error)
+
+    def _note(self, outcome: Outcome, error: CallError) -> None:
+        outcome.kind = "refused" if error.status < HTTPStatus.INTERNAL_SERVER_ERROR else "failed"
+        outcome.status, outcome.error = error.status, error.message
 
     async def unary(self, call: Call, outcome: Outcome) -> GenerateReply:
         """The whole reply of a call.
@@ -71,22 +76,55 @@ class Path:
         Raises: `CallError`.
         """
         await self._receive(call)
+        reply = await self._answer(call, outcome, self._begin)
+        outcome.first_output_seconds = perf_counter() - call.started
+        try:
+            self._registry.call("lift_result", call=call, result=reply)
+        finally:
+            _count(outcome, reply)
+        return reply
+
+    async def leg(self, call: Call) -> tuple[GenerateReply, Outcome]:
+        """What a worker says to a part of a call that another one is to go on with, as it says it; `Proxy.leg` for plugins.
+
+        `call` is a copy of the call with what this part asks for (`msgspec.structs.replace`): above all a role, and no stream. It is
+        gated, placed, lowered and tried elsewhere like any call; but no hook sees it received, begun, lifted or settled, and it
+        counts as a leg (`headrace_legs`), not as a call.
+
+        Cancellation: it is cancelled on its worker at once.
+        Raises: `CallError`.
+        """
+        outcome = Outcome(kind="cancelled", status=503)
+        started = perf_counter()
+        try:
+            reply = await self._answer(call, outcome, self._gated)
+            outcome.kind, outcome.status = "ok", 200
+            _count(outcome, reply)
+        except CallError as error:
+            self._note(outcome, error)
+            raise
+        finally:
+            outcome.seconds = perf_counter() - started
+            self._metrics.leg_settled(call.role or "", outcome)
+            log.info("leg.settled", id=call.id, role=call.role, **_summary(outcome))
+        return reply, outcome
+
+    async def _answer(self, call: Call, outcome: Outcome, begin: "_Begin") -> GenerateReply:
         tried: dict[Worker, str] = {}
         while True:
-            place = await self._place(call, tried, outcome)
-            try:
-                with place.worker.serving():
-                    outputs = await gather(call, place.lane, self._lower(call, place))
-                break
-            except WorkerLost as lost:
-                self._lost(place.worker, tried, lost)
-        reply = compose(call, place.worker, outputs)
-        usage = reply.usage
-        outcome.prompt_tokens, outcome.output_tokens = usage.prompt_tokens, usage.completion_tokens
-        outcome.cached_tokens = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else None
-        outcome.first_output_seconds = perf_counter() - call.started
-        self._registry.call("lift_result", call=call, result=reply)
-        return reply
+            attempt = await begin(call, tried)
+            async with holding(attempt.hold) as end_holding:
+                place = self._place(attempt, tried, outcome)
+                try:
+                    with place.worker.serving():
+                        requests = self._lower(attempt, place)
+                        if attempt.stream:
+                            outputs = await collect(attempt, place.lane, requests, end_holding)
+                        else:
+                            outputs = await gather(attempt, place.lane, requests)
+                    return compose(call, place.worker, outputs)
+                except CallError as error:
+                    self._lost(attempt, place.worker, tried, error)
 
     @asynccontextmanager
     async def stream(self, call: Call, outcome: Outcome) -> AsyncGenerator["LiftedStream", None]:
@@ -99,20 +137,25 @@ class Path:
         tried: dict[Worker, str] = {}
         started = False
         while True:
-            place = await self._place(call, tried, outcome)
-            try:
-                with place.worker.serving():
-                    async with merge(call, place.lane, self._lower(call, place)) as source:
-                        lifted = LiftedStream(source, call, outcome, self._registry)
-                        await lifted.start()
-                        started = True
-                        yield lifted
-                        return
-            except WorkerLost as lost:
-                if started:  # what the client has read can't be taken back
-                    place.worker.suspect()
+            attempt = await self._begin(call, tried)
+            async with holding(attempt.hold) as end_holding:
+                place = self._place(attempt, tried, outcome)
+                try:
+                    with place.worker.serving():
+                        async with merge(attempt, place.lane, self._lower(attempt, place)) as source:
+                            lifted = LiftedStream(source, call, outcome, self._registry)
+                            await lifted.start()
+                            end_holding()
+                            started = True
+                            yield lifted
+                            return
+                except CallError as error:
+                    if not started:
+                        self._lost(attempt, place.worker, tried, error)
+                        continue
+                    if isinstance(error, WorkerLost):  # what the client has read can't be taken back
+                        place.worker.suspect()
                     raise
-                self._lost(place.worker, tried, lost)
 
     @asynccontextmanager
     async def relayed(
@@ -140,7 +183,7 @@ class Path:
                 with worker.serving():
                     async with ask(worker, body.encode(request)) as answer:
                         if answer.status == HTTPStatus.SERVICE_UNAVAILABLE and self._may_go_on(call, tried, worker):
-                            self._lost(worker, tried, WorkerLost("it answered 503"))
+                            self._lost(call, worker, tried, WorkerLost("it answered 503"))
                             continue
                         started = True
                         outcome.first_output_seconds = perf_counter() - call.started
@@ -150,7 +193,7 @@ class Path:
                 if started:
                     worker.suspect()
                     raise
-                self._lost(worker, tried, lost)
+                self._lost(call, worker, tried, lost)
 
     async def _receive(self, call: Call) -> None:
         self._registry.call("receive_call", call=call)
@@ -163,10 +206,28 @@ class Path:
         call.identity = Identity(namespace=call.cache_salt, adapter=call.adapter)
         self._registry.call("identify_call", call=call)
 
-    async def _place(self, call: Call, tried: Mapping[Worker, str], outcome: Outcome) -> Placement:
+    async def _gated(self, call: Call, tried: Mapping[Worker, str]) -> Call:
         await self._placer.gate(call, tried)
+        return call
+
+    async def _begin(self, call: Call, tried: Mapping[Worker, str]) -> Call:
+        """What goes to a worker in an attempt; with nothing awaited after the last plugin has begun it, so that its placing can't be missed.
+
+        What an attempt began with is out of date once the fleet was paused: then it begins anew, behind the gate.
+        """
+        while True:
+            await self._placer.gate(call, tried)
+            if tried:  # nothing is begun in vain
+                self._placer.demand(call, tried)
+            attempt = await self._registry.begin_attempt(call)
+            if attempt is call or not self._placer.would_wait(attempt, tried):
+                return attempt
+
+    def _place(self, call: Call, tried: Mapping[Worker, str], outcome: Outcome) -> Placement:
         place = self._placer.place(call, tried)
         outcome.worker, outcome.wire, outcome.route = place.worker.id, place.lane.wire, place.reason
+        if call.legs:
+            outcome.route = ", ".join([*call.legs, f"{place.worker.role}={place.worker.id} ({place.reason})"])
         outcome.attempts += 1
         return place
 
@@ -178,18 +239,24 @@ class Path:
 
     def _may_go_on(self, call: Call, tried: Mapping[Worker, str], worker: Worker) -> bool:
         """Whether there is another worker to try after this one."""
-        return len(tried) < self._retries and self._placer.has_other(call, tried, worker)
+        retries = self._retries if call.retries is None else call.retries
+        return len(tried) < retries and self._placer.has_other(call, tried, worker)
 
-    def _lost(self, worker: Worker, tried: dict[Worker, str], lost: WorkerLost) -> None:
+    def _lost(self, call: Call, worker: Worker, tried: dict[Worker, str], error: CallError) -> None:
         """Note a lost worker, or give up with its error. A paused one isn't lost: the call goes back to the gate."""
-        if isinstance(lost, WorkerPaused):
+        if isinstance(error, WorkerPaused):
             self._placer.paused(worker)
             return
-        worker.suspect()
-        tried[worker] = lost.message
-        if len(tried) > self._retries:
-            raise lost
-        log.warning("call.retried", worker=worker.id, reason=_without_lists(lost.message))
+        if isinstance(error, WorkerLost):
+            worker.suspect()
+            final = len(tried) >= (self._retries if call.retries is None else call.retries)
+        else:  # a refusal, unless the call takes it for a failure
+            failed = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(error, PluginFault)
+            final = call.retries is None or not failed or not self._may_go_on(call, tried, worker)
+        if final:
+            raise error
+        tried[worker] = error.message
+        log.warning("call.retried", worker=worker.id, reason=_without_lists(error.message))
 
     def _settle(self, call: Call, outcome: Outcome) -> None:
         self._metrics.settled(outcome)
@@ -223,8 +290,10 @@ class LiftedStream:
         else:
             outputs = await self._source.receive()
         for output in outputs:
-            self._count(output)
-            self._registry.call("lift_output", call=self._call, output=output)
+            try:
+                self._registry.call("lift_output", call=self._call, output=output)
+            finally:
+                self._count(output)
         return outputs
 
     def release(self) -> None:
@@ -237,6 +306,12 @@ class LiftedStream:
         outcome.prompt_tokens = output.prompt_tokens or outcome.prompt_tokens
         if output.cached_tokens is not None:
             outcome.cached_tokens = output.cached_tokens
+
+
+def _count(outcome: Outcome, reply: GenerateReply) -> None:
+    usage = reply.usage
+    outcome.prompt_tokens, outcome.output_tokens = usage.prompt_tokens, usage.completion_tokens
+    outcome.cached_tokens = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else None
 
 
 def _unknown(path: str, key: str, known: Sequence[str]) -> BadRequest:

@@ -44,7 +44,17 @@ class Placer:
         Cancellation: the call leaves the gate at once.
         Raises: `NoWorker`.
         """
-        await self._fleet.gate.wait_while(lambda: self._held(call, tried))
+        await self._fleet.gate.wait_while(lambda: self.would_wait(call, tried))
+
+    def would_wait(self, call: Call, tried: Mapping[Worker, str]) -> bool:
+        """Whether the call would wait at the gate."""
+        if any(w not in tried and _serves(w, call) for w in self._fleet.ready):
+            return False
+        return any(w.state in _HELD and w not in tried and _serves(w, call) for w in self._fleet.workers.values())
+
+    def demand(self, call: Call, tried: Mapping[Worker, str]) -> None:
+        """Check that a worker is there that `place` could choose from. Raises as it does when none is."""
+        self._ready(call, tried)
 
     def place(self, call: Call, tried: Mapping[Worker, str]) -> Placement:
         """Choose a worker that isn't in `tried`: those that were lost under this call, and how.
@@ -95,11 +105,6 @@ class Placer:
         if not kept:
             raise NoWorker("no worker is eligible for this call")
         return kept
-
-    def _held(self, call: Call, tried: Mapping[Worker, str]) -> bool:
-        if any(w not in tried and _serves(w, call) for w in self._fleet.ready):
-            return False
-        return any(w.state in _HELD and w not in tried and _serves(w, call) for w in self._fleet.workers.values())
 
     def _nobody(self, call: Call, tried: Mapping[Worker, str]) -> CallError:
         known = {name for w in self._fleet.workers.values() for name in w.models}

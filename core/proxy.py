@@ -40,6 +40,8 @@ class Proxy:
         self._metrics = Metrics(self.fleet)
         placer = Placer(registry, self.fleet)
         path = Path(registry, placer, self._metrics, retries=settings.routing.retries)
+        #: Runs a part of a call, for `begin_attempt`: `reply, outcome = await proxy.leg(call)`, see `core.path.Path.leg`.
+        self.leg = path.leg
         #: Relays a request to a worker's HTTP server, as a handler of `Routes.add_streamed`: `await proxy.relay(exchange)`.
         self.relay = Relay(path, stall_timeout=settings.server.stall_timeout)
         self._generate = GenerateRoute(path, settings.server)

@@ -78,6 +78,7 @@ class Registry:
         callers["choose_worker"] = manager.subset_hook_caller("choose_worker", idle)
         self._callers = callers
         self._preparing = [(p.name, self._alone("prepare_call", p)) for p in self._implementing("prepare_call")]
+        self._beginning = [(p.name, self._alone("begin_attempt", p)) for p in self._implementing("begin_attempt")]
         self._notices = {hook: [(p.name, self._alone(hook, p)) for p in self._implementing(hook)] for hook in _NOTICES}
 
     def call(self, hook: str, **arguments: Any) -> Any:
@@ -117,6 +118,22 @@ class Registry:
                 raise
             except Exception as error:
                 raise PluginFault(name, "prepare_call", error) from error
+
+    async def begin_attempt(self, call: "Call") -> "Call":
+        """`begin_attempt` of each plugin in turn; what goes to a worker then.
+
+        Cancellation: that of the plugin that is waited for.
+        Raises: as `call` does.
+        """
+        for name, caller in self._beginning:
+            try:
+                for awaitable in caller(call=call):
+                    call = await awaitable or call
+            except CallError:
+                raise
+            except Exception as error:
+                raise PluginFault(name, "begin_attempt", error) from error
+        return call
 
     async def prepare(self, worker: "Worker") -> None:
         """`prepare_worker` of each plugin in turn. Raises: `PluginFault`, whose cause is what the plugin raised."""
