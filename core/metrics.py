@@ -28,7 +28,9 @@ class Metrics:
         self._first = Histogram(
             "headrace_first_output_seconds", "From arrival to the first output", buckets=_SECONDS, registry=self.registry
         )
-        self._legs = Counter("headrace_legs", "Parts of calls that were done before the rest", ["role", "outcome", "worker"], registry=self.registry)
+        self._legs = Counter(
+            "headrace_legs", "Parts of calls that were done before the rest", ["role", "outcome", "worker"], registry=self.registry
+        )
         self._leg_seconds = Histogram("headrace_leg_seconds", "Of a leg", ["role"], buckets=_SECONDS, registry=self.registry)
         self.registry.register(_FleetCollector(fleet))
 

@@ -211,7 +211,7 @@ class Path:
         return call
 
     async def _begin(self, call: Call, tried: Mapping[Worker, str]) -> Call:
-        """What goes to a worker in an attempt; with nothing awaited after the last plugin has begun it, so that its placing can't be missed.
+        """What goes to a worker in an attempt. Nothing is awaited after a plugin has begun it: a client that goes can't keep it from there.
 
         What an attempt began with is out of date once the fleet was paused: then it begins anew, behind the gate.
         """
