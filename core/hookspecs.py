@@ -34,6 +34,8 @@ class Choice(Struct, frozen=True):
 
     worker: "Worker"
     reason: str
+    #: One of the worker's data-parallel ranks (`worker.info.ranks`); `None` leaves that to the worker.
+    rank: int | None = None
 
 
 class HookSpecs:
@@ -121,8 +123,8 @@ class HookSpecs:
         """Narrow the workers that may take a call.
 
         Runs once per attempt, with the workers that are ready, serve the call's model, have its role and a wire that carries what it
-        needs, less those that failed it already. Returns those of `workers` that may take the call, `None` for all of them. The core keeps what
-        every plugin has kept. May change nothing.
+        needs, less those that failed it already. Returns those of `workers` that may take the call, `None` for all of them. The core keeps
+        what every plugin has kept. May change nothing.
 
         Raises: `NoWorker` (503), or another `CallError`, when nobody is left and the plugin knows why.
 
@@ -137,12 +139,15 @@ class HookSpecs:
     def choose_worker(self, call: "Call", workers: "Sequence[Worker]") -> "Choice | None":
         """Pick the worker for a call.
 
-        Runs once per attempt, after every `eligible_workers`, with at least one worker left, in the order that `[routing] policies`
-        gives; the first plugin that returns a choice wins, `None` passes to the next. Plugins that `policies` does not name are not
-        asked.
+        Runs once per attempt, after every `eligible_workers`, with at least one worker left, in the order that `policies` has for the
+        call (`[routing]`, or one of its rules); the first plugin that returns a choice wins, `None` passes to the next. A plugin with
+        this hook is a policy: as long as no rule names it, none of its hooks in the life of a call run.
 
-        Must not block, and has about 100 µs. It may read anything on `call` and `workers`, and changes neither.
-        A `Choice` carries the worker and a short reason, which the reply header `x-headrace-route` shows.
+        Must not block, and has about 100 µs. It may read anything on `call` and `workers`, and changes nothing, on itself neither: it may
+        be asked without anything following (`headrace route`). What it counts, it counts in `attempt_started`.
+        A `Choice` carries the worker, one of its data-parallel ranks if that matters, and a short reason, which the reply header
+        `x-headrace-route` shows. When the client has asked for a rank (`call.data_parallel_rank`), every worker has it, and the call goes
+        there whatever the choice says.
 
         Raises: `NoWorker` to refuse the call (503, with its text).
 
@@ -151,6 +156,40 @@ class HookSpecs:
             @hookimpl
             def choose_worker(self, call: Call, workers: Sequence[Worker]) -> Choice:
                 return Choice(workers[0], "first")
+        """
+
+    @hookspec
+    def attempt_started(self, call: "Call", choice: "Choice") -> None:
+        """Learn that a call now goes to a worker: to `choice`, whichever policy has made it.
+
+        Runs once per attempt, right after the choice, before anything is sent. `attempt_ended` follows for each, without exception. Every
+        plugin is told, whatever another one raises. A policy that comes into force while calls are in flight is told of them then.
+        Changes nothing on `call`.
+
+        Raises: nothing; an exception is logged with the plugin's name.
+
+        Example: count the prompts on a worker.
+
+            @hookimpl
+            def attempt_started(self, call: Call, choice: Choice) -> None:
+                self.load[choice.worker.id] += len(call.token_ids)
+        """
+
+    @hookspec
+    def attempt_ended(self, call: "Call", choice: "Choice", output_tokens: int) -> None:
+        """Learn that a call is no longer on the worker of an earlier `attempt_started`, which had the same `call` and `choice`.
+
+        Runs once per attempt, when its worker has answered, failed, or been released; then comes the next attempt, or the end of the call.
+        `output_tokens` is how many tokens were seen: 0 of a relayed call, and of a unary one that got no answer. Every plugin is told,
+        whatever another one raises. A policy that ceases to be in force while calls are in flight is told so of them then. Changes nothing.
+
+        Raises: nothing; an exception is logged with the plugin's name.
+
+        Example: count the prompts on a worker.
+
+            @hookimpl
+            def attempt_ended(self, call: Call, choice: Choice, output_tokens: int) -> None:
+                self.load[choice.worker.id] -= len(call.token_ids)
         """
 
     @hookspec
@@ -432,3 +471,5 @@ class HookSpecs:
 
 #: The hooks' names, in the order of a call's life.
 HOOKS = tuple(name for name in vars(HookSpecs) if not name.startswith("_"))
+#: Those in the life of a call.
+CALL_HOOKS = frozenset(HOOKS[: HOOKS.index("call_settled") + 1])

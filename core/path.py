@@ -15,6 +15,7 @@ from core.errors import BadRequest, CallError, PluginFault, WorkerLost, WorkerPa
 from core.fanout import gather, merge
 from core.fleet.worker import Worker
 from core.holding import collect, holding
+from core.hookspecs import Choice
 from core.metrics import Metrics
 from core.placement import Placement, Placer
 from core.registry import Registry
@@ -99,7 +100,6 @@ class Path:
         try:
             reply = await self._answer(call, outcome, self._gated)
             outcome.kind, outcome.status = "ok", 200
-            _count(outcome, reply)
         except CallError as error:
             self._note(outcome, error)
             raise
@@ -116,13 +116,15 @@ class Path:
             async with holding(attempt.hold) as end_holding:
                 place = self._place(attempt, tried, outcome)
                 try:
-                    with place.worker.serving():
+                    with self._placer.routing.attempt(attempt, place.choice, outcome), place.worker.serving():
                         requests = self._lower(attempt, place)
                         if attempt.stream:
                             outputs = await collect(attempt, place.lane, requests, end_holding)
                         else:
                             outputs = await gather(attempt, place.lane, requests)
-                    return compose(call, place.worker, outputs)
+                        reply = compose(call, place.worker, outputs)
+                        _count(outcome, reply)
+                        return reply
                 except CallError as error:
                     self._lost(attempt, place.worker, tried, error)
 
@@ -141,7 +143,7 @@ class Path:
             async with holding(attempt.hold) as end_holding:
                 place = self._place(attempt, tried, outcome)
                 try:
-                    with place.worker.serving():
+                    with self._placer.routing.attempt(attempt, place.choice, outcome), place.worker.serving():
                         async with merge(attempt, place.lane, self._lower(attempt, place)) as source:
                             lifted = LiftedStream(source, call, outcome, self._registry)
                             await lifted.start()
@@ -159,11 +161,11 @@ class Path:
 
     @asynccontextmanager
     async def relayed(
-        self, call: Call, outcome: Outcome, body: RelayedBody, ask: Callable[[Worker, bytes], AbstractAsyncContextManager[Answer]]
+        self, call: Call, outcome: Outcome, body: RelayedBody, ask: Callable[[Choice, bytes], AbstractAsyncContextManager[Answer]]
     ) -> AsyncGenerator[Answer, None]:
         """What a worker's HTTP server answers to a call whose body goes there as it is; entering waits for the first bytes.
 
-        `ask` sends the body to one worker. A 503 is passed on only when no other worker is there to try.
+        `ask` sends the body to a chosen worker. A 503 is passed on only when no other worker is there to try.
 
         Cancellation, and leaving early: the connection is closed, which cancels the call on the worker.
         Raises: `CallError`, on entry or from `Answer.receive`.
@@ -180,8 +182,8 @@ class Path:
             request = body.lower(call)
             self._registry.call("lower_call", call=call, worker=worker, request=request)
             try:
-                with worker.serving():
-                    async with ask(worker, body.encode(request)) as answer:
+                with self._placer.routing.attempt(call, choice, outcome), worker.serving():
+                    async with ask(choice, body.encode(request)) as answer:
                         if answer.status == HTTPStatus.SERVICE_UNAVAILABLE and self._may_go_on(call, tried, worker):
                             self._lost(call, worker, tried, WorkerLost("it answered 503"))
                             continue

@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 from core.call import Call
-from core.errors import BadRequest, CallError, NotFound, NoWorker, PluginFault
+from core.errors import BadRequest, CallError, NotFound, NoWorker
 from core.fleet.fleet import Fleet
 from core.fleet.worker import Worker
 from core.hookspecs import Choice
 from core.registry import Registry
+from core.routing import Routing
 from core.wire.lane import Lane
 from core.wire.needs import explain
 
@@ -20,19 +21,29 @@ _PARTIAL = frozenset({"prefill", "encode"})
 
 
 class Placement(Struct, frozen=True):
-    """A worker for one attempt, the lane there, and why this worker."""
+    """A worker for one attempt, why this one, and the lane there."""
 
-    worker: Worker
+    choice: Choice
     lane: Lane
-    reason: str
+
+    @property
+    def worker(self) -> Worker:
+        """The worker."""
+        return self.choice.worker
+
+    @property
+    def reason(self) -> str:
+        """Why this worker, in a few words."""
+        return self.choice.reason
 
 
 class Placer:
     """Places calls on the fleet's workers."""
 
-    def __init__(self, registry: Registry, fleet: Fleet) -> None:
+    def __init__(self, registry: Registry, fleet: Fleet, routing: Routing) -> None:
         self._registry = registry
         self._fleet = fleet
+        self.routing = routing
 
     def paused(self, worker: Worker) -> None:
         """A call was refused because the worker's engine is paused, before a probe has seen that."""
@@ -59,12 +70,13 @@ class Placer:
     def place(self, call: Call, tried: Mapping[Worker, str]) -> Placement:
         """Choose a worker that isn't in `tried`: those that were lost under this call, and how.
 
-        Raises: `NotFound` for a model that the fleet doesn't serve, `BadRequest` when no worker's wire carries what the call needs or
-        the model must be named, `NoWorker` when nobody is ready, `PluginFault`.
+        Raises: `NotFound` for a model that the fleet doesn't serve, `BadRequest` when no worker's wire carries what the call needs, the
+        model must be named, or no worker has the rank that was asked for, `NoWorker` when nobody is ready, `PluginFault`.
         """
         lanes = self._lanes(call, self._ready(call, tried))
         choice = self._choose(call, tuple(lanes))
-        return Placement(choice.worker, lanes[choice.worker], choice.reason)
+        lane = lanes[choice.worker]
+        return Placement(choice, lane if choice.rank is None else lane.at_rank(choice.rank))
 
     def place_relayed(self, call: Call, tried: Mapping[Worker, str]) -> Choice:
         """Choose a worker with an HTTP server, for a call that goes there as it is. Raises as `place` does."""
@@ -75,13 +87,7 @@ class Placer:
         return any(w is not worker and w not in tried and _serves(w, call) for w in self._fleet.ready)
 
     def _choose(self, call: Call, candidates: tuple[Worker, ...]) -> Choice:
-        workers = self._eligible(call, candidates)
-        choice: Choice | None = self._registry.call("choose_worker", call=call, workers=workers)
-        if choice is None:
-            raise NoWorker("no routing policy chose a worker")
-        if not isinstance(choice, Choice) or choice.worker not in workers:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise PluginFault("a routing policy", "choose_worker", ValueError("chose what is not one of the eligible workers"))
-        return choice
+        return self.routing.choose(call, self._eligible(call, candidates))
 
     def _ready(self, call: Call, tried: Mapping[Worker, str]) -> list[Worker]:
         ready = [w for w in self._fleet.ready if w not in tried and _serves(w, call)]
@@ -113,26 +119,44 @@ class Placer:
         serving = [w for w in self._fleet.workers.values() if _serves_model(w, call)]
         if call.relayed and serving and all(w.http is None for w in serving):
             return CallError(501, "no worker has an HTTP server, which this route is relayed to: give one `http` in headrace.toml")
+        if (rank := call.data_parallel_rank) is not None and serving and not any(_has_rank(w, rank) for w in serving):
+            ranks = ", ".join(map(str, sorted({rank for w in serving if w.info for rank in w.info.ranks}))) or "none yet"
+            name = "x-data-parallel-rank"
+            return BadRequest(f"{name}: there is no rank {rank} on any worker; there are {ranks}", param=name)
         if tried:
             return NoWorker(f"no worker is left: {', '.join(f'{w.id} ({reason})' for w, reason in tried.items())}")
-        standing = ", ".join(_standing(w, call) for w in self._fleet.workers.values() if w.state != "ready" or not _has_role(w, call))
-        return NoWorker(f"no worker is ready: {standing or 'the fleet is empty'}")
+        obstacles = ", ".join(f"{w.id} {obstacle}" for w in self._fleet.workers.values() if (obstacle := _obstacle(w, call)))
+        return NoWorker(f"no worker is ready: {obstacles or 'the fleet is empty'}")
 
 
 def _serves(worker: Worker, call: Call) -> bool:
-    return _serves_model(worker, call) and _has_role(worker, call) and (worker.http is not None or not call.relayed)
+    return (
+        (not call.model or call.model in worker.models)
+        and (worker.role not in _PARTIAL if call.role is None else worker.role == call.role)
+        and (worker.http is not None or not call.relayed)
+        and (call.data_parallel_rank is None or _has_rank(worker, call.data_parallel_rank))
+    )
 
 
-def _has_role(worker: Worker, call: Call) -> bool:
-    return worker.role not in _PARTIAL if call.role is None else worker.role == call.role
-
-
-def _standing(worker: Worker, call: Call) -> str:
-    """Why a worker doesn't take the call, in words."""
-    if not _has_role(worker, call):
-        return f"{worker.id} is for {worker.role} only"
-    return f"{worker.id} is {worker.state} ({worker.reason})"
+def _obstacle(worker: Worker, call: Call) -> str:
+    """Why the worker can't take the call, in words; empty when it can."""
+    if worker.state != "ready":
+        return f"is {worker.state} ({worker.reason})"
+    if not _serves_model(worker, call):
+        return f"serves {', '.join(worker.models)}"
+    if worker.role not in (call.role, "aggregated", "decode") or (call.role and worker.role != call.role):
+        return f"is for {worker.role} only"
+    if call.relayed and worker.http is None:
+        return "has no HTTP server"
+    if call.data_parallel_rank is not None and not _has_rank(worker, call.data_parallel_rank):
+        return f"has no rank {call.data_parallel_rank}"
+    return ""
 
 
 def _serves_model(worker: Worker, call: Call) -> bool:
     return not call.model or call.model in worker.models
+
+
+def _has_rank(worker: Worker, rank: int) -> bool:
+    """Whether it has that data-parallel rank, or may have it: a worker without gRPC doesn't tell its ranks."""
+    return worker.settings.grpc is None or (worker.info is not None and rank in worker.info.ranks)

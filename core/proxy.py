@@ -21,6 +21,7 @@ from core.path import Path
 from core.placement import Placer
 from core.registry import Registry, load_plugins
 from core.routes import Routes
+from core.routing import Routing
 from core.serving.asgi import ASGIApp, Receive, Scope, Send
 from core.serving.client import MIB
 from core.settings import Settings
@@ -38,7 +39,8 @@ class Proxy:
         #: For plugins' own administration routes: select workers, then pause, update, read them.
         self.administration = Administration(self.fleet, settings.administration, by_name(registry.transports()))
         self._metrics = Metrics(self.fleet)
-        placer = Placer(registry, self.fleet)
+        self._routing = Routing(registry, settings.routing)
+        placer = Placer(registry, self.fleet, self._routing)
         path = Path(registry, placer, self._metrics, retries=settings.routing.retries)
         #: Runs a part of a call, for `begin_attempt`: `reply, outcome = await proxy.leg(call)`, see `core.path.Path.leg`.
         self.leg = path.leg

@@ -17,8 +17,8 @@ import structlog
 from msgspec import Struct
 
 from core.errors import CallError, PluginFault
-from core.hookspecs import HOOKS, PROJECT, Choice, HookSpecs
-from core.settings import PluginSettings, PluginsSettings, Settings, SettingsError, convert_settings, nearest
+from core.hookspecs import CALL_HOOKS, HOOKS, PROJECT, Choice, HookSpecs
+from core.settings import PluginSettings, PluginsSettings, RoutingSettings, Settings, SettingsError, convert_settings, nearest
 
 if TYPE_CHECKING:
     from core.call import Call
@@ -29,7 +29,7 @@ log = structlog.stdlib.get_logger()
 
 GROUP = "headrace.plugins"
 #: Hooks that only tell something. Each implementation is called by itself, so that the fault of one hides nothing from another.
-_NOTICES = ("call_settled", "worker_joined", "worker_left", "session_finished")
+_NOTICES = ("attempt_started", "attempt_ended", "call_settled", "worker_joined", "worker_left", "session_finished")
 
 
 class Loaded(Struct, frozen=True):
@@ -44,8 +44,9 @@ class Loaded(Struct, frozen=True):
 class Registry:
     """The loaded plugins and their hooks.
 
-    A hook's implementations run in this order: the plugins that `[routing] policies` names, as it names them, then the others by
-    name. pluggy's `tryfirst` and `trylast` override that.
+    A hook's implementations run in this order: the plugins that `policies` names (`[routing] policies`), as it names them, then the
+    others by name. pluggy's `tryfirst` and `trylast` override that. A plugin that chooses workers is a policy: it takes part in calls only
+    while it is enforced, which those that `policies` names are at first.
 
     Raises (constructor): `SettingsError` when a plugin implements a hook that doesn't exist or asks for an argument that the hook
     doesn't have, and when a policy isn't a loaded plugin that chooses workers.
@@ -54,35 +55,72 @@ class Registry:
     def __init__(self, plugins: Sequence[Loaded], policies: Sequence[str] = ()) -> None:
         rank = {name: i for i, name in enumerate(policies)}
         self.plugins = sorted(plugins, key=lambda p: (rank.get(p.name, len(rank)), p.name))
-        manager = pluggy.PluginManager(PROJECT)
-        manager.add_hookspecs(HookSpecs)
         self._names = {id(loaded.plugin): loaded.name for loaded in self.plugins}
         self._codes: set[CodeType] = set()
-        for loaded in reversed(self.plugins):  # pluggy calls the latest first
-            try:
-                manager.register(loaded.plugin, loaded.name)
-                manager.check_pending()
-            except pluggy.PluginValidationError as error:
-                raise SettingsError(f"plugin {loaded.name!r} of {loaded.distribution or 'this process'}: {error}") from error
-            for caller in manager.get_hookcallers(loaded.plugin) or ():
+        # One manager knows all; besides, each plugin has one of its own: pluggy's callers of a subset look for it anew at each call.
+        self._manager = self._managing(self.plugins)
+        self._own = {loaded.name: self._managing([loaded]) for loaded in self.plugins}
+        for loaded in self.plugins:
+            for caller in self._manager.get_hookcallers(loaded.plugin) or ():
                 self._codes |= {impl.function.__code__ for impl in caller.get_hookimpls()}
-        if os.environ.get("HEADRACE_TRACE_HOOKS"):
-            manager.add_hookcall_monitoring(_print_before, _print_after)
-        self._manager = manager
-        choosers = self._implementations("choose_worker")
-        for policy in policies:
-            if policy not in choosers:
-                raise SettingsError(f"routing.policies: no loaded plugin {policy!r} chooses workers: {nearest(policy, choosers)}")
-        idle = [p.plugin for p in self.plugins if p.name in choosers and p.name not in policies]
-        callers = {name: getattr(manager.hook, name) for name in HOOKS if self._implementations(name)}
-        callers["choose_worker"] = manager.subset_hook_caller("choose_worker", idle)
-        self._callers = callers
-        self._preparing = [(p.name, self._alone("prepare_call", p)) for p in self._implementing("prepare_call")]
-        self._beginning = [(p.name, self._alone("begin_attempt", p)) for p in self._implementing("begin_attempt")]
-        self._notices = {hook: [(p.name, self._alone(hook, p)) for p in self._implementing(hook)] for hook in _NOTICES}
+        #: The plugins that choose workers, by name.
+        self.policies = frozenset(self._implementations("choose_worker"))
+        self._callers: dict[str, pluggy.HookCaller] = {}
+        self._preparing: list[tuple[str, pluggy.HookCaller]] = []
+        self._beginning: list[tuple[str, pluggy.HookCaller]] = []
+        self._notices: dict[str, list[tuple[str, pluggy.HookCaller]]] = {}
+        self.check(RoutingSettings(policies=list(policies)))
+        self.enforce(policies)
+
+    def check(self, routing: RoutingSettings) -> None:
+        """Look whether every policy that is named is a loaded plugin that chooses workers. Raises: `SettingsError`."""
+        named = [("routing.policies", routing.policies)]
+        named += [(f"routing.rules[{i}].policies", rule.policies) for i, rule in enumerate(routing.rules)]
+        for key, policies in named:
+            for policy in policies:
+                if policy not in self.policies:
+                    raise SettingsError(f"{key}: no loaded plugin {policy!r} chooses workers: {nearest(policy, sorted(self.policies))}")
+
+    def enforce(self, policies: Collection[str]) -> None:
+        """Let these policies take part in calls, and no other ones: of those no hook on a call's path runs."""
+        active = [loaded for loaded in self.plugins if loaded.name not in self.policies or loaded.name in policies]
+        path = self._managing(active)
+        managers = {hook: path if hook in CALL_HOOKS else self._manager for hook in HOOKS}
+        self._callers = {hook: getattr(manager.hook, hook) for hook, manager in managers.items() if _implementations(manager, hook)}
+        names = {loaded.name for loaded in active}
+        self._preparing = [(p.name, self._alone("prepare_call", p)) for p in self._implementing("prepare_call") if p.name in names]
+        self._beginning = [(p.name, self._alone("begin_attempt", p)) for p in self._implementing("begin_attempt") if p.name in names]
+        self._notices = {
+            hook: [(p.name, self._alone(hook, p)) for p in self._implementing(hook) if p.name in names or hook not in CALL_HOOKS]
+            for hook in _NOTICES
+        }
+
+    def choose(self, policy: str, call: "Call", workers: "Sequence[Worker]") -> Choice | None:
+        """Ask one policy. Raises: the `CallError` that it raised, and `PluginFault`, also for a choice that is none."""
+        try:
+            choice = self._own[policy].hook.choose_worker(call=call, workers=workers)
+        except CallError:
+            raise
+        except Exception as error:
+            raise PluginFault(policy, "choose_worker", error) from error
+        if choice is not None and (not isinstance(choice, Choice) or not _is_possible(choice, workers)):
+            raise PluginFault(policy, "choose_worker", ValueError("chose what is not one of the eligible workers, or none of its ranks"))
+        return choice
+
+    def each(self, hook: str, **arguments: Any) -> "Iterator[tuple[str, Any]]":
+        """What each plugin answers to a hook on a call's path, or the exception that it raises; for explanations."""
+        if hook not in self._callers:
+            return
+        active = {impl.plugin_name for impl in self._callers[hook].get_hookimpls()}
+        for loaded in self._implementing(hook):
+            if loaded.name in active:
+                try:
+                    yield loaded.name, self._alone(hook, loaded)(**arguments)
+                except Exception as error:  # noqa: BLE001 - a plugin may raise anything, and that is its answer
+                    yield loaded.name, error
 
     def call(self, hook: str, **arguments: Any) -> Any:
-        """Call a hook on the path of a call; `choose_worker` asks only the plugins that `policies` names.
+        """Call a hook.
 
         Raises: the `CallError` that an implementation raised, and `PluginFault` for anything else.
         """
@@ -96,9 +134,13 @@ class Registry:
         except Exception as error:
             raise PluginFault(self.culprit(error), hook, error) from error
 
-    def tell(self, hook: str, **arguments: Any) -> None:
-        """Call a hook that only tells something. A fault is logged with the plugin's name, and the other plugins are told all the same."""
+    def tell(self, hook: str, *, only: Collection[str] | None = None, **arguments: Any) -> None:
+        """Call a hook that only tells something, of all plugins or `only` some. A fault is logged with the plugin's name, and the other
+        plugins are told all the same.
+        """
         for name, caller in self._notices[hook]:
+            if only is not None and name not in only:
+                continue
             try:
                 caller(**arguments)
             except Exception as error:
@@ -165,7 +207,7 @@ class Registry:
 
     def describe(self) -> dict[str, Any]:
         """The loaded plugins with their hooks, and the implementations of each hook in call order."""
-        orders = {hook: tuple(reversed(self._implementations(hook))) for hook in self._callers}
+        orders = {hook: tuple(reversed(names)) for hook in HOOKS if (names := self._implementations(hook))}
         return {
             "plugins": [
                 {
@@ -198,10 +240,33 @@ class Registry:
 
     def _alone(self, hook: str, loaded: Loaded) -> pluggy.HookCaller:
         """The hook as only this plugin implements it."""
-        return self._manager.subset_hook_caller(hook, [other.plugin for other in self.plugins if other is not loaded])
+        return getattr(self._own[loaded.name].hook, hook)
 
     def _implementations(self, hook: str) -> list[str]:
-        return [impl.plugin_name for impl in getattr(self._manager.hook, hook).get_hookimpls()]
+        return _implementations(self._manager, hook)
+
+    def _managing(self, plugins: Sequence[Loaded]) -> pluggy.PluginManager:
+        """A manager of these plugins, in their order."""
+        manager = pluggy.PluginManager(PROJECT)
+        manager.add_hookspecs(HookSpecs)
+        for loaded in reversed(plugins):  # pluggy calls the latest first
+            try:
+                manager.register(loaded.plugin, loaded.name)
+                manager.check_pending()
+            except pluggy.PluginValidationError as error:
+                raise SettingsError(f"plugin {loaded.name!r} of {loaded.distribution or 'this process'}: {error}") from error
+        if os.environ.get("HEADRACE_TRACE_HOOKS"):
+            manager.add_hookcall_monitoring(_print_before, _print_after)
+        return manager
+
+
+def _implementations(manager: pluggy.PluginManager, hook: str) -> list[str]:
+    return [impl.plugin_name for impl in getattr(manager.hook, hook).get_hookimpls()]
+
+
+def _is_possible(choice: Choice, workers: "Sequence[Worker]") -> bool:
+    worker, rank = choice.worker, choice.rank
+    return worker in workers and (rank is None or (worker.info is not None and rank in worker.info.ranks))
 
 
 def load_plugins(settings: Settings, *, only: Collection[str] | None = None) -> Registry:
@@ -220,7 +285,9 @@ def load_plugins(settings: Settings, *, only: Collection[str] | None = None) -> 
             if name not in found:
                 raise SettingsError(f"plugins.{key or name}: there is no plugin {name!r}: {nearest(name, list(found))}")
     wanted = found if only is None else {name: entry for name, entry in found.items() if name in only}
-    return Registry(list(_load_all(wanted, choice)), settings.routing.policies)
+    registry = Registry(list(_load_all(wanted, choice)), settings.routing.policies)
+    registry.check(settings.routing)
+    return registry
 
 
 def _load_all(found: Mapping[str, EntryPoint], choice: PluginsSettings) -> Iterator[Loaded]:

@@ -109,11 +109,26 @@ class AdministrationSettings(Struct, frozen=True, forbid_unknown_fields=True):
     journal: str = ""
 
 
+Policies = Annotated[list[str], Meta(min_length=1)]
+
+
+class RoutingRule(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[[routing.rules]]`: who places certain calls. The first rule that fits a call counts."""
+
+    #: Plugins that choose a worker, asked in this order.
+    policies: Policies
+    #: A name under which workers serve it; empty for every model.
+    model: str = ""
+    #: Of the workers that the call may go to; `aggregated` are also calls that go to whoever answers whole calls. `None` for every role.
+    role: Role | None = None
+
+
 class RoutingSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Who places calls."""
 
-    #: Plugins that choose a worker, asked in this order.
-    policies: Annotated[list[str], Meta(min_length=1)] = field(default_factory=lambda: ["round-robin"])
+    #: Plugins that choose a worker, asked in this order, for calls that no rule fits.
+    policies: Policies = field(default_factory=lambda: ["round-robin"])
+    rules: list[RoutingRule] = field(default_factory=list[RoutingRule])
     #: How many further workers are tried when one is lost before its first token.
     retries: Annotated[int, Meta(ge=0)] = 2
 

@@ -15,6 +15,7 @@ from core.wire.needs import SAMPLING_NEEDS, STREAMED_PROMPT_LOGPROBS
 
 _WHERE: Final = re.compile(r"(.*) - at (`key` in )?`\$(.*)`", re.DOTALL)
 _MISSING: Final = re.compile(r"Object missing required field `(\w+)`")
+RANK_HEADER: Final = "x-data-parallel-rank"
 _MAX_ID: Final = 256
 _RANK_DIGITS: Final = 10
 _MAX_SEED: Final = 2**63 - 1
@@ -101,7 +102,7 @@ def parse_call(data: bytes, headers: Mapping[str, str]) -> Call:
         cache_salt=body.cache_salt or "",
         priority=body.priority or 0,
         session_id=headers.get("x-session-id", ""),
-        data_parallel_rank=_rank(headers),
+        data_parallel_rank=rank_of(headers),
         kv_transfer_params=body.kv_transfer_params,
         ec_transfer_params=body.ec_transfer_params,
         return_token_ids=bool(body.return_token_ids),
@@ -150,6 +151,17 @@ def call_id(headers: Mapping[str, str], in_body: str | None) -> str:
     return id_
 
 
+def rank_of(headers: Mapping[str, str]) -> int | None:
+    """The data-parallel rank that the client asks for. Raises: `BadRequest`."""
+    text = headers.get(RANK_HEADER)
+    if text is None:
+        return None
+    digits = text.strip()
+    if not (digits.isascii() and digits.isdecimal() and len(digits) <= _RANK_DIGITS and int(digits) < 2**32):
+        raise BadRequest(f"{RANK_HEADER}: not a rank; send a whole number from 0", param=RANK_HEADER)
+    return int(digits)
+
+
 def _needs(sampling: SamplingParams, *, stream: bool) -> set[str]:
     needs = {need for key, need in SAMPLING_NEEDS if getattr(sampling, key) is not None}
     if stream and sampling.prompt_logprobs is not None:
@@ -157,16 +169,6 @@ def _needs(sampling: SamplingParams, *, stream: bool) -> set[str]:
     if wanted := sampling.structured_outputs:
         needs |= {f"sampling_params.structured_outputs.{key}" for key in _SCHEMA_OPTIONS if getattr(wanted, key) is not None}
     return needs
-
-
-def _rank(headers: Mapping[str, str]) -> int | None:
-    text = headers.get("x-data-parallel-rank")
-    if text is None:
-        return None
-    digits = text.strip()
-    if not (digits.isascii() and digits.isdecimal() and len(digits) <= _RANK_DIGITS and int(digits) < 2**32):
-        raise BadRequest("x-data-parallel-rank: not a rank; send a whole number from 0", param="x-data-parallel-rank")
-    return int(digits)
 
 
 def _decode(raw: Raw, path: str) -> Any:

@@ -13,9 +13,9 @@ from msgspec import Raw
 
 from core.call import Call, Outcome, SamplingParams
 from core.errors import CallError
-from core.fleet.worker import Worker
+from core.hookspecs import Choice
 from core.northbound.answering import answering, reply_headers, send_error
-from core.northbound.body import call_id, refusing
+from core.northbound.body import RANK_HEADER, call_id, rank_of, refusing
 from core.northbound.headers import encode_headers
 from core.path import Path
 from core.relayed import RelayedBody
@@ -69,9 +69,9 @@ class Relay:
         call, body = parse_relayed(exchange.request.body, exchange.request.headers)
         request = _request(exchange, call)
 
-        def ask_worker(worker: Worker, data: bytes) -> AbstractAsyncContextManager[Answer]:
-            assert worker.http is not None  # it wouldn't be eligible
-            return ask(worker.http, request, data)
+        def ask_worker(choice: Choice, data: bytes) -> AbstractAsyncContextManager[Answer]:
+            assert choice.worker.http is not None  # it wouldn't be eligible
+            return ask(choice.worker.http, request if choice.rank is None else _at_rank(request, choice.rank), data)
 
         async with answering(self._path, call, exchange.receive, exchange.send, stall_timeout=self._stall_timeout) as (outcome, client):
             reply: _Reply | None = None
@@ -109,6 +109,7 @@ def parse_relayed(data: bytes, headers: Mapping[str, str]) -> tuple[Call, Relaye
         stream=members.get("stream") == _TRUE,
         cache_salt=cache_salt,
         session_id=headers.get("x-session-id", ""),
+        data_parallel_rank=rank_of(headers),
         relayed=True,
         headers=headers,
         unclaimed={key: raw for key, raw in members.items() if key not in _READ},
@@ -132,6 +133,12 @@ def _request(exchange: Exchange, call: Call) -> RelayedRequest:
         request.path.encode() + (b"?" + exchange.query_string if exchange.query_string else b""),
         [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()],
     )
+
+
+def _at_rank(request: RelayedRequest, rank: int) -> RelayedRequest:
+    name = RANK_HEADER.encode()
+    headers = [header for header in request.headers if header[0] != name]
+    return msgspec.structs.replace(request, headers=[*headers, (name, b"%d" % rank)])
 
 
 def _kind(status: int) -> Literal["ok", "refused", "failed"]:

@@ -69,6 +69,10 @@ class SimulatedEngine:
         """Decode. Cancellation ends it."""
         await self._decoding.run()
 
+    def at_rank(self, rank: int) -> "SimulatedEngine":  # noqa: ARG002 - of the protocol
+        """Simulated workers have one rank."""
+        return self
+
     def lower(self, call: Call, index: int) -> tuple[Turn, Timing]:  # noqa: ARG002 - of the protocol
         """What the simulation knows of the call."""
         return call.notes[NOTE]

@@ -18,6 +18,7 @@ from core.metrics import Metrics
 from core.path import Path
 from core.placement import Placer
 from core.registry import Registry, load_plugins
+from core.routing import Routing
 from core.settings import Settings, WorkerSettings
 from core.simulation.engine import NOTE, EngineModel, SimulatedEngine, Timing
 from core.simulation.trace import Turn, sessions
@@ -56,7 +57,7 @@ class _Replaying:
         self._engines = [SimulatedEngine(f"w{number}", model) for number in range(workers)]
         for engine in self._engines:
             fleet.admit(_worker(engine, model))
-        self._path = Path(registry, Placer(registry, fleet), Metrics(fleet), retries=0)
+        self._path = Path(registry, Placer(registry, fleet, Routing(registry, settings.routing)), Metrics(fleet), retries=0)
         self._replayed: list[tuple[Turn, Timing]] = []
         self._failures: dict[str, int] = {}
 

@@ -1,6 +1,6 @@
 """Calls over vLLM's native gRPC: unary calls by `Generate`, streams by `GenerateStream`."""
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from grpclib.const import Cardinality
@@ -25,9 +25,14 @@ class GrpcLane:
     wire: Wire = "grpc"
     can = GRPC_CAN
 
-    def __init__(self, channel: Channel, *, max_model_len: int) -> None:
+    def __init__(self, channel: Channel, *, max_model_len: int, rank: int | None = None) -> None:
         self._channel = channel
         self._max_model_len = max_model_len
+        self._metadata = None if rank is None else {"x-data-parallel-rank": str(rank)}
+
+    def at_rank(self, rank: int) -> "GrpcLane":
+        """See `Lane`."""
+        return GrpcLane(self._channel, max_model_len=self._max_model_len, rank=rank)
 
     def lower(self, call: Call, index: int) -> GenerateRequest:
         """See `Lane`."""
@@ -36,7 +41,7 @@ class GrpcLane:
     async def generate(self, call: Call, request: GenerateRequest, index: int) -> Output:
         """See `Lane`."""
         try:
-            reply = await self._channel.unary(_GENERATE, Reply, request, metadata=_metadata(call))
+            reply = await self._channel.unary(_GENERATE, Reply, request, metadata=self._metadata)
         except GRPCError as error:
             raise from_grpc(error) from error
         return lift_from_grpc(call, reply.message, index, data=reply.data)
@@ -45,7 +50,7 @@ class GrpcLane:
     async def stream(self, call: Call, request: GenerateRequest, index: int) -> AsyncGenerator["GrpcOutputStream", None]:
         """See `Lane`."""
         opened = self._channel.request(
-            _GENERATE_STREAM, Cardinality.UNARY_STREAM, GenerateRequest, GenerateResponse, metadata=_metadata(call)
+            _GENERATE_STREAM, Cardinality.UNARY_STREAM, GenerateRequest, GenerateResponse, metadata=self._metadata
         )
         try:
             async with opened as stream:
@@ -90,8 +95,3 @@ class GrpcOutputStream:
     def release(self) -> None:
         """See `OutputStream`."""
         self._stream.cancel()
-
-
-def _metadata(call: Call) -> Mapping[str, str] | None:
-    rank = call.data_parallel_rank
-    return None if rank is None else {"x-data-parallel-rank": str(rank)}

@@ -28,10 +28,15 @@ class HttpLane:
 
     wire: Wire = "http"
 
-    def __init__(self, client: httpx.AsyncClient, *, can: frozenset[str], max_model_len: int) -> None:
+    def __init__(self, client: httpx.AsyncClient, *, can: frozenset[str], max_model_len: int, rank: int | None = None) -> None:
         self._client = client
         self._max_model_len = max_model_len
+        self._rank = rank
         self.can = can
+
+    def at_rank(self, rank: int) -> "HttpLane":
+        """See `Lane`."""
+        return HttpLane(self._client, can=self.can, max_model_len=self._max_model_len, rank=rank)
 
     def lower(self, call: Call, index: int) -> dict[str, Any]:
         """See `Lane`."""
@@ -67,8 +72,8 @@ class HttpLane:
 
     def _request(self, call: Call, request: dict[str, Any]) -> httpx.Request:
         headers = {b"content-type": b"application/json"}
-        if call.data_parallel_rank is not None:
-            headers[b"x-data-parallel-rank"] = b"%d" % call.data_parallel_rank
+        if self._rank is not None:
+            headers[b"x-data-parallel-rank"] = b"%d" % self._rank
         if call.session_id:
             headers[b"x-session-id"] = call.session_id.encode("latin-1", "replace")
         return self._client.build_request("POST", PATH, content=msgspec.json.encode(request), headers=headers)

@@ -40,6 +40,10 @@ class Lane(Protocol):
         """The needs that it serves, see `core.wire.needs`."""
         ...
 
+    def at_rank(self, rank: int) -> "Lane":
+        """The same lane to one data-parallel rank of the worker; without it, the worker chooses."""
+        ...
+
     def lower(self, call: Call, index: int) -> Any:
         """The wire's request for output number `index` of the call."""
         ...

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 from core import Call, Choice, Worker, hookimpl
 
+_REASON = "round-robin"
+
 
 class RoundRobin:
     """Turns are counted per model, so that two models in a fleet don't disturb each other's order."""
@@ -18,6 +20,10 @@ class RoundRobin:
     @hookimpl
     def choose_worker(self, call: Call, workers: Sequence[Worker]) -> Choice:
         """See `core.hookspecs`."""
-        turn = self._turns[call.model]
-        self._turns[call.model] = turn + 1
-        return Choice(workers[turn % len(workers)], "round-robin")
+        return Choice(workers[self._turns[call.model] % len(workers)], _REASON)
+
+    @hookimpl
+    def attempt_started(self, call: Call, choice: Choice) -> None:
+        """See `core.hookspecs`."""
+        if choice.reason is _REASON:  # another policy's choice is nobody's turn
+            self._turns[call.model] += 1

@@ -18,7 +18,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from core import proxy as proxy_module
 from core.call import Call, Identity, Outcome
-from core.errors import CallError
+from core.errors import CallError, WorkerLost
 from core.fleet.cohort import Cohort
 from core.fleet.fleet import Fleet
 from core.fleet.worker import Worker
@@ -203,6 +203,50 @@ async def test_hook_choose_worker():
     browser = await Browser(BODY).ask(rig)
     assert seen == [("r1", ["a", "b"])]
     assert (browser.headers["x-headrace-worker"], browser.headers["x-headrace-route"]) == ("b", "the last")
+
+
+class Attempts:
+    """Notes the attempts of calls, and is a policy that always takes the first worker."""
+
+    def __init__(self) -> None:
+        self.seen: list[object] = []
+
+    @hookimpl
+    def choose_worker(self, workers) -> Choice:
+        return Choice(workers[0], "the first")
+
+    @hookimpl
+    def attempt_started(self, call: Call, choice: Choice) -> None:
+        self.seen.append(("started", call.id, choice.worker.id, choice.reason))
+
+    @hookimpl
+    def attempt_ended(self, call: Call, choice: Choice, output_tokens: int) -> None:
+        self.seen.append(("ended", call.id, choice.worker.id, output_tokens))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_hook_attempt_started_and_attempt_ended(stream):
+    plugin = Attempts()
+    workers = (make_worker("a", ScriptedLane([WorkerLost("gone")])), make_worker("b", ScriptedLane([output(7, finish="stop")])))
+    await Browser({**BODY, "stream": stream}).ask(Rig(*workers, plugins=[plugin], policies=["p0"]))
+    assert plugin.seen == [
+        ("started", "r1", "a", "the first"),
+        ("ended", "r1", "a", 0),
+        ("started", "r1", "b", "the first"),
+        ("ended", "r1", "b", 1),
+    ]
+
+
+async def test_hook_attempt_ended_for_a_client_that_has_gone():
+    plugin = Attempts()
+    rig = Rig(make_worker("a", ScriptedLane([output(7), trio.Event()])), plugins=[plugin], policies=["p0"])
+    browser = Browser({**BODY, "stream": True})
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(browser.ask, rig)
+        await wait_all_tasks_blocked()
+        assert plugin.seen == [("started", "r1", "a", "the first")]
+        browser.gone.set()
+    assert plugin.seen[1:] == [("ended", "r1", "a", 1)]
 
 
 async def test_hook_lower_call():

@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+from core.hookspecs import Choice
 from plugins.routing_round_robin import RoundRobin
 from tests.unit.core.lanes import ScriptedLane, output
 from tests.unit.core.rig import Browser, Rig, make_call, make_worker
@@ -10,7 +11,13 @@ A, B, C = (make_worker(name) for name in "abc")
 
 
 def turns(policy, workers, count, **call):
-    return [policy.choose_worker(make_call(**call), workers).worker for _ in range(count)]
+    return [turn(policy, workers, make_call(**call)) for _ in range(count)]
+
+
+def turn(policy, workers, call):
+    choice = policy.choose_worker(call, workers)
+    policy.attempt_started(call, choice)
+    return choice.worker
 
 
 def test_the_workers_take_turns():
@@ -28,6 +35,14 @@ def test_a_worker_that_leaves_takes_no_turns_and_the_others_go_on():
     policy = RoundRobin()
     turns(policy, (A, B, C), 2)
     assert Counter(turns(policy, (A, C), 10)) == {A: 5, C: 5}
+
+
+def test_to_be_asked_is_no_turn_and_neither_is_what_another_policy_chose():
+    policy = RoundRobin()
+    for _ in range(2):
+        assert policy.choose_worker(make_call(), (A, B)).worker is A
+    policy.attempt_started(make_call(), Choice(A, "session"))
+    assert turns(policy, (A, B), 2) == [A, B]
 
 
 def test_the_reason_is_its_name():

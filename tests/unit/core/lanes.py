@@ -49,7 +49,13 @@ class ScriptedLane:
         #: Requests that ended before their script did.
         self.cancelled = 0
         self.released = 0
+        #: Data-parallel ranks that calls were sent to, where they were sent to one.
+        self.ranks: list[int] = []
         self._scripts = scripts
+
+    def at_rank(self, rank: int) -> "ScriptedLane":
+        self.ranks.append(rank)
+        return self
 
     def lower(self, call: Call, index: int) -> GenerateRequest:
         return lower_to_grpc(call, index=index, max_model_len=100)

@@ -15,7 +15,8 @@ from core.northbound.generate import GenerateRoute
 from core.path import Path
 from core.placement import Placer
 from core.registry import Loaded, Registry
-from core.settings import GateSettings, ProbeSettings, Role, ServerSettings, WorkerSettings
+from core.routing import Routing
+from core.settings import GateSettings, ProbeSettings, Role, RoutingSettings, ServerSettings, WorkerSettings
 from core.wire.lane import Lane
 from plugins.routing_round_robin import RoundRobin
 
@@ -60,6 +61,7 @@ class Rig:
         gate: GateSettings | None = None,
         server: ServerSettings | None = None,
         policies: Sequence[str] = ("round-robin",),
+        routing: RoutingSettings | None = None,
     ) -> None:
         self.witness = Witness()
         loaded = [Loaded("round-robin", RoundRobin()), Loaded("witness", self.witness)]
@@ -71,7 +73,8 @@ class Rig:
         self.fleet.ready = tuple(w for w in workers if w.state == "ready")
         self.workers = workers
         self.metrics = Metrics(self.fleet)
-        self.placer = Placer(self.registry, self.fleet)
+        self.routing = Routing(self.registry, routing or RoutingSettings(policies=list(policies)))
+        self.placer = Placer(self.registry, self.fleet, self.routing)
         self.path = Path(self.registry, self.placer, self.metrics, retries=retries)
         self.route = GenerateRoute(self.path, server or ServerSettings())
 

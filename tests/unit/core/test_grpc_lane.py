@@ -54,8 +54,10 @@ class Channel:
         return batch
 
 
-async def generate(channel, **fields):
+async def generate(channel, rank=None, **fields):
     lane = GrpcLane(channel, max_model_len=100)
+    if rank is not None:
+        lane = lane.at_rank(rank)
     call = make_call(**fields)
     return await lane.generate(call, lane.lower(call, 0), 0)
 
@@ -111,7 +113,7 @@ async def test_a_lost_connection_is_a_lost_worker_on_both_ways():
 
 async def test_the_rank_goes_as_metadata_and_only_when_there_is_one():
     channel = Channel(tokens(7, finish=True))
-    await generate(channel, data_parallel_rank=0)
+    await generate(channel, rank=0)
     assert channel.metadata == {"x-data-parallel-rank": "0"}
     channel = Channel(tokens(7, finish=True))
     await generate(channel)

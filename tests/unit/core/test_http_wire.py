@@ -270,7 +270,7 @@ async def test_a_unary_call_posts_its_body_and_lifts_the_answer():
         seen.append((request.method, request.url.path, msgspec.json.decode(request.content)["token_ids"], request.headers))
         return httpx.Response(200, content=UNARY_33)
 
-    output = await generate(lane_to(handler), data_parallel_rank=2, session_id="séance")
+    output = await generate(lane_to(handler).at_rank(2), session_id="séance")
     assert output.choice.token_ids == [34]
     [(method, path, token_ids, headers)] = seen
     assert (method, path, token_ids) == ("POST", "/inference/v1/generate", [1, 2, 3])

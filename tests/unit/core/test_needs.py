@@ -122,7 +122,7 @@ OURS = {
     "created",
     "started",
     "relayed",
-    "data_parallel_rank",  # metadata, see test_grpc_lane
+    "data_parallel_rank",  # the placement's, see test_ranks
 }
 
 

@@ -21,39 +21,105 @@ def noting(name, notes, **options):
         def receive_call(self, call: Call) -> None:
             notes.append(name)
 
+    return Loaded(name, Notes())
+
+
+def choosing(name, notes):
+    class Notes:
+        @hookimpl
+        def receive_call(self, call: Call) -> None:
+            notes.append(f"receive {name}")
+
         @hookimpl
         def choose_worker(self, call: Call) -> Choice | None:
             notes.append(f"choose {name}")
+
+        @hookimpl
+        def call_settled(self, call: Call) -> None:
+            notes.append(f"settled {name}")
+
+        @hookimpl
+        def worker_joined(self, worker: Worker) -> None:
+            notes.append(f"joined {name}")
 
     return Loaded(name, Notes())
 
 
 def test_hooks_run_in_the_order_of_the_policies_and_then_by_name():
     notes = []
-    registry = Registry([noting(name, notes) for name in ("d", "b", "a", "c")], ["c", "d"])
+    registry = Registry([noting("b", notes), choosing("d", notes), noting("a", notes), choosing("c", notes)], ["d", "c"])
     registry.call("receive_call", call=make_call())
-    assert notes == ["c", "d", "a", "b"]
-    assert [p.name for p in registry.plugins] == ["c", "d", "a", "b"]
+    assert notes == ["receive d", "receive c", "a", "b"]
+    assert [p.name for p in registry.plugins] == ["d", "c", "a", "b"]
 
 
 def test_tryfirst_and_trylast_override_that_order():
     notes = []
-    registry = Registry([noting("a", notes, trylast=True), noting("b", notes), noting("c", notes, tryfirst=True)], ["a"])
+    registry = Registry([noting("a", notes, trylast=True), noting("b", notes), noting("c", notes, tryfirst=True)])
     registry.call("receive_call", call=make_call())
     assert notes == ["c", "b", "a"]
 
 
-def test_only_the_policies_choose_in_their_order():
+def test_a_policy_takes_part_in_calls_while_it_is_enforced_and_hears_of_the_fleet_always():
     notes = []
-    registry = Registry([noting(name, notes) for name in ("a", "b", "c")], ["c", "a"])
-    assert registry.call("choose_worker", call=make_call(), workers=()) is None
-    assert notes == ["choose c", "choose a"]
+    registry = Registry([choosing("a", notes), choosing("b", notes), noting("c", notes)], ["a"])
+
+    def live() -> list[str]:
+        notes.clear()
+        registry.call("receive_call", call=make_call())
+        registry.tell("call_settled", call=make_call(), outcome=None)
+        registry.tell("worker_joined", worker=make_worker("w"))
+        return list(notes)
+
+    assert live() == ["receive a", "c", "settled a", "joined a", "joined b"]
+    registry.enforce(["b"])
+    assert live() == ["receive b", "c", "settled b", "joined a", "joined b"]
+    registry.enforce([])
+    assert live() == ["c", "joined a", "joined b"]
 
 
-def test_without_policies_nobody_chooses():
+def test_one_policy_is_asked_by_its_name():
     notes = []
-    assert Registry([noting("a", notes)]).call("choose_worker", call=make_call(), workers=()) is None
-    assert notes == []
+    registry = Registry([choosing("a", notes), choosing("b", notes)], ["a"])
+    assert registry.choose("b", make_call(), ()) is None
+    assert notes == ["choose b"]
+
+
+@pytest.mark.parametrize("choice", ["a", Choice(make_worker("other"), "mine"), Choice(make_worker("w"), "mine", 7)])
+def test_a_choice_that_is_none_is_the_fault_of_its_policy(choice):
+    worker = make_worker("w")
+    if isinstance(choice, Choice) and choice.worker.id == "w":
+        choice = Choice(worker, choice.reason, choice.rank)
+
+    class Wrong:
+        @hookimpl
+        def choose_worker(self) -> Choice:
+            return choice
+
+    with pytest.raises(PluginFault) as raised:
+        Registry([Loaded("wrong", Wrong())], ["wrong"]).choose("wrong", make_call(), (worker,))
+    assert (raised.value.plugin, raised.value.hook) == ("wrong", "choose_worker")
+
+
+def test_each_plugins_answer_is_told_by_itself_and_an_error_is_one():
+    class Narrows:
+        @hookimpl
+        def eligible_workers(self, workers):
+            return workers[1:]
+
+    class Fails:
+        @hookimpl
+        def eligible_workers(self):
+            raise ValueError("mine")
+
+    class Passes:
+        @hookimpl
+        def eligible_workers(self) -> None: ...
+
+    workers = (make_worker("v"), make_worker("w"))
+    registry = Registry([Loaded("narrows", Narrows()), Loaded("fails", Fails()), Loaded("passes", Passes())])
+    answers = dict(registry.each("eligible_workers", call=make_call(), workers=workers))
+    assert (answers["narrows"], answers["passes"], str(answers["fails"])) == ([workers[1:]], [], "mine")
 
 
 def test_a_hook_that_nobody_implements_is_no_call_at_all():
@@ -66,7 +132,7 @@ def test_a_policy_that_is_no_plugin_is_refused_with_the_nearest():
     with pytest.raises(
         SettingsError, match=r"routing.policies: no loaded plugin 'round-robbin' chooses workers: did you mean 'round-robin'\?"
     ):
-        Registry([noting("round-robin", [])], ["round-robbin"])
+        Registry([choosing("round-robin", [])], ["round-robbin"])
 
 
 def test_a_hook_that_does_not_exist_is_refused_with_plugin_and_distribution():
@@ -170,9 +236,11 @@ def test_what_only_tells_is_told_to_each_plugin_whatever_another_does():
 
 
 def test_the_description_lists_plugins_and_the_order_of_each_hook():
-    described = Registry([noting("b", []), noting("a", [])], ["b"]).describe()
-    assert described["plugins"][0] == {"name": "b", "distribution": "", "version": "", "hooks": ["receive_call", "choose_worker"]}
-    assert described["hooks"] == {"receive_call": ("b", "a"), "choose_worker": ("b", "a")}
+    described = Registry([choosing("b", []), noting("a", []), choosing("c", [])], ["b"]).describe()
+    hooks = ["receive_call", "choose_worker", "call_settled", "worker_joined"]
+    assert described["plugins"][0] == {"name": "b", "distribution": "", "version": "", "hooks": hooks}
+    assert described["hooks"]["receive_call"] == ("b", "a", "c")
+    assert described["hooks"]["choose_worker"] == ("b", "c")
 
 
 def test_the_trace_prints_each_hook_call_without_tokens_or_keys(monkeypatch, capsys):

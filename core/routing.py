@@ -1,0 +1,95 @@
+"""Which policies place a call, and who is told of the attempts that follow. Both may change while calls are in flight."""
+
+from collections.abc import Sequence
+from types import TracebackType
+
+from core.call import Call, Outcome
+from core.errors import NoWorker
+from core.fleet.worker import Worker
+from core.hookspecs import Choice
+from core.registry import Registry
+from core.settings import RoutingSettings
+
+
+class Routing:
+    """The policies in force. Raises (constructor): `SettingsError` when one of them is no loaded policy."""
+
+    def __init__(self, registry: Registry, settings: RoutingSettings) -> None:
+        registry.check(settings)
+        self._registry = registry
+        self._attempts: set[Attempt] = set()
+        self._enforce(settings)
+
+    def change(self, settings: RoutingSettings) -> None:
+        """Place calls by other rules from now on; attempts that are under way stay where they are.
+
+        Policies that come into force are told of these attempts as if they were new, and those that cease to be, as if they had ended:
+        what each counts is always what there is.
+
+        Raises: `SettingsError`; then nothing has changed.
+        """
+        self._registry.check(settings)
+        before = self._in_force
+        for attempt in self._attempts:
+            attempt.tell_end(only=before - _named(settings))
+        self._enforce(settings)
+        for attempt in self._attempts:
+            attempt.tell_start(only=self._in_force - before)
+
+    def policies(self, call: Call, workers: Sequence[Worker]) -> Sequence[str]:
+        """Those that are asked for a call, in their order; `workers` are those that may take it, at least one."""
+        for rule in self.settings.rules:
+            if (not rule.model or rule.model in workers[0].models) and rule.role in (None, call.role or "aggregated"):
+                return rule.policies
+        return self.settings.policies
+
+    def choose(self, call: Call, workers: Sequence[Worker]) -> Choice:
+        """Choose one of these workers. A rank that the client has asked for is the choice's. Raises: `CallError`."""
+        for policy in self.policies(call, workers):
+            choice = self._registry.choose(policy, call, workers)
+            if choice is not None:
+                rank = call.data_parallel_rank
+                return choice if rank is None or rank == choice.rank else Choice(choice.worker, choice.reason, rank)
+        raise NoWorker("no routing policy chose a worker")
+
+    def attempt(self, call: Call, choice: Choice, outcome: Outcome) -> "Attempt":
+        """The scope of a call's attempt on the worker of its choice."""
+        return Attempt(self._registry, self._attempts, call, choice, outcome)
+
+    def _enforce(self, settings: RoutingSettings) -> None:
+        self.settings = settings
+        self._in_force = _named(settings)
+        self._registry.enforce(self._in_force)
+
+
+class Attempt:
+    """A context manager: plugins are told when it is entered and left."""
+
+    __slots__ = ("_attempts", "_call", "_choice", "_outcome", "_registry")
+
+    def __init__(self, registry: Registry, attempts: "set[Attempt]", call: Call, choice: Choice, outcome: Outcome) -> None:
+        self._registry = registry
+        self._attempts = attempts
+        self._call = call
+        self._choice = choice
+        self._outcome = outcome
+
+    def __enter__(self) -> None:
+        self._attempts.add(self)
+        self.tell_start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self._attempts.discard(self)
+        self.tell_end()
+
+    def tell_start(self, *, only: frozenset[str] | None = None) -> None:
+        """Tell all plugins, or some, that it has started."""
+        self._registry.tell("attempt_started", only=only, call=self._call, choice=self._choice)
+
+    def tell_end(self, *, only: frozenset[str] | None = None) -> None:
+        """Tell all plugins, or some, that it has ended."""
+        self._registry.tell("attempt_ended", only=only, call=self._call, choice=self._choice, output_tokens=self._outcome.output_tokens)
+
+
+def _named(settings: RoutingSettings) -> frozenset[str]:
+    return frozenset(settings.policies).union(*(rule.policies for rule in settings.rules))
