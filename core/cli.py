@@ -12,6 +12,7 @@ from core.serving.server import ServeOptions
 from core.serving.server import serve as run_server
 from core.settings import Settings, SettingsError, load_settings
 from core.simulation.command import simulate
+from core.skeleton import new_plugin
 
 _CONFIG = click.option(
     "--config", type=click.Path(dir_okay=False), help="headrace.toml; default: $HEADRACE_CONFIG, then the file in this folder."
@@ -25,6 +26,7 @@ def main() -> None:
 
 
 main.add_command(simulate)
+main.add_command(new_plugin)
 
 
 @main.command()
