@@ -116,12 +116,14 @@ class ReasoningParserKwargs(Struct, omit_defaults=True, forbid_unknown_fields=Tr
 class Identity(Struct, frozen=True):
     """What makes two calls share KV blocks: calls with different identities never do.
 
-    `namespace` is the salt, `adapter` the LoRA adapter's name, `media` one content-bound identifier per item.
+    `namespace` is the salt, `adapter` the LoRA adapter's name, `media` one content-bound identifier per item, in the order of the prompt.
+    `media_ranges` are their places in `token_ids`, each an offset and a length; empty when only the worker will know.
     """
 
     namespace: str = ""
     adapter: str = ""
     media: tuple[str, ...] = ()
+    media_ranges: tuple[tuple[int, int], ...] = ()
 
 
 class Call(Struct, kw_only=True):

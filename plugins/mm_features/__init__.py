@@ -141,7 +141,11 @@ class MultimodalFeatures:
             if bound and not item.digest:
                 path = f"{item.hash_path.rpartition('.')[0]}.url"
                 raise BadRequest(f"{path}: where plugins.mm-features.tower isn't frozen, media must be sent as data:", param=path)
-        call.identity = replace(call.identity, media=tuple(bound + item.identity for item in media))
+        call.identity = replace(
+            call.identity,
+            media=tuple(bound + item.identity for item in media),
+            media_ranges=tuple((item.offset, item.length) for item in media if isinstance(item, Feature)),
+        )
 
     def _bound(self, call: Call) -> str:
         """What stands before a content's name when not the content alone decides what is made of it."""

@@ -131,10 +131,12 @@ async def test_a_slash_may_be_escaped():
 class Seen:
     def __init__(self) -> None:
         self.media: list[tuple[str, ...]] = []
+        self.ranges: list[tuple[tuple[int, int], ...]] = []
 
     @hookimpl(trylast=True)
     def identify_call(self, call: Call) -> None:
         self.media.append(call.identity.media)
+        self.ranges.append(call.identity.media_ranges)
 
 
 async def test_equal_content_has_one_identity_and_different_content_another_whatever_the_client_calls_it():
@@ -145,6 +147,13 @@ async def test_equal_content_has_one_identity_and_different_content_another_what
     first, second, third = bed.identifiers()
     assert first == second != third
     assert seen.media == [(first,), (second,), (third,)]
+
+
+async def test_the_identity_says_where_in_the_prompt_the_media_are():
+    seen = Seen()
+    bed = Bed(None, seen)
+    await bed.ask(features=features(("b", 4, 1, kwargs(2)), ("a", 1, 3, kwargs(1))))
+    assert seen.ranges == [((1, 3), (4, 1))]
 
 
 async def test_the_same_bytes_as_another_modality_are_another_medium():
