@@ -23,6 +23,7 @@ class Options:
     host: str = "127.0.0.1"
     grpc_port: int = 0  #: 0: any free port
     http_port: int = 0  #: 0: any free port
+    side_channel_port: int = 0  #: where KV blocks are handed over; 0: any free port
     model: str = "stand-in"  #: `ModelInfo.model_id`
     served_model_names: tuple[str, ...] = ()  #: the first is the name, the others are aliases; empty: `model`
     max_model_len: int = 32768
@@ -35,6 +36,8 @@ class Options:
     enable_lora: bool = True
     enable_sleep_mode: bool = True
     weight_transfer_backend: str = "nccl"  #: empty: none, and the weight calls are refused
+    kv_lease: float = 30.0  #: how long a prefill keeps its blocks for a decode that doesn't come
+    kv_transfer_delay: float = 0.0  #: how long a decode takes to get them
     token_delay: float = 0.0  #: before each token of each call
     stream_interval: int = 1  #: tokens per streamed message, after the first
     shutdown_timeout: float = 0.0  #: how long running calls may go on after SIGTERM

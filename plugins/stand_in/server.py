@@ -21,6 +21,7 @@ from plugins.stand_in.over_grpc.health import Health
 from plugins.stand_in.over_grpc.inference import Inference
 from plugins.stand_in.over_grpc.server import Server
 from plugins.stand_in.over_http.app import create_app
+from plugins.stand_in.side_channel import start_side_channel
 
 #: How long, in seconds, the last bytes of ended calls may take on their way out.
 LAST_BYTES = 1.0
@@ -64,9 +65,13 @@ async def serve(options: Options, ending: asyncio.Event, on_ready: Callable[[Rea
     engine, health = Engine(options), Health()
     engine.scheduler.on_death(health.stop_serving)
     grpc = Server([Inference(engine), Control(engine, ending.set), health])
-    with _listen(options.host, options.grpc_port) as grpc_socket, _listen(options.host, options.http_port) as http_socket:
+    with (
+        _listen(options.host, options.grpc_port) as grpc_socket,
+        _listen(options.host, options.http_port) as http_socket,
+        _listen(options.host, options.side_channel_port) as side_socket,
+    ):
         ready = Ready(options.host, grpc_socket.getsockname()[1], http_socket.getsockname()[1], os.getpid())
-        async with asyncio.TaskGroup() as tasks:
+        async with asyncio.TaskGroup() as tasks, await start_side_channel(engine.handoffs, side_socket):
             http = serve_http(create_app(engine), _http_config(http_socket, options), shutdown_trigger=ending.wait)
             tasks.create_task(http, name="http")
             await grpc.start(sock=grpc_socket)

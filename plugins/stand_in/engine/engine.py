@@ -8,13 +8,14 @@ from plugins.stand_in.engine.adapters import Adapter, Adapters
 from plugins.stand_in.engine.call import Call, Event, PromptRead, Row
 from plugins.stand_in.engine.checks import Plan, check
 from plugins.stand_in.engine.generation import Generation
-from plugins.stand_in.engine.handoff import cached_remotely, handed_over
+from plugins.stand_in.engine.handoff import Handoffs, cached_remotely, remote_blocks
 from plugins.stand_in.engine.model import Context, Distribution, Model
 from plugins.stand_in.engine.prefix_cache import PrefixCache
 from plugins.stand_in.engine.refusal import EngineDead, Paused, Problem, Refused
 from plugins.stand_in.engine.scheduler import PauseMode, Scheduler
 from plugins.stand_in.engine.weights import Weights
 from plugins.stand_in.options import Options
+from plugins.stand_in.side_channel import pull
 
 
 class Engine:
@@ -28,6 +29,7 @@ class Engine:
         self.scheduler = Scheduler(options.token_delay)
         self.weights = Weights(options.weight_transfer_backend, options.world_size)
         self.adapters = Adapters(enabled=options.enable_lora, reserved=options.names)
+        self.handoffs = Handoffs(options)
         self.prefix_cache = PrefixCache(options.block_size, options.cache_blocks)
         self.prompt_tokens = 0  #: of all calls that made a token
         self.output_tokens = 0  #: of all calls
@@ -45,7 +47,8 @@ class Engine:
 
         The first token is a step of its own, then each step has `stream_interval` tokens (vLLM's output processor).
 
-        Raises `Paused` (after `PromptRead`, as vLLM 0.33 does), `EngineDead`, or why the server ends its calls.
+        Raises `Paused` (after `PromptRead`, as vLLM 0.33 does), `EngineDead`, or why the server ends its calls. Refused: INTERNAL when the
+        blocks of a remote prefill can't be had.
         Closing the generator takes the call out of the engine.
         """
         generation = Generation(plan, self.options, lambda context: self._distribution(context, plan.call.adapter))
@@ -55,6 +58,8 @@ class Engine:
             except Paused:
                 yield PromptRead(plan.prompt)
                 raise
+            if moving and (params := remote_blocks(plan)) and not await pull(params, self.options.kv_transfer_delay):
+                raise Refused(Problem.INTERNAL, "engine failed during generation")
             prompt = PromptRead(plan.prompt, await self._prefill(plan, generation) if moving else None)
             sent = False
             while generation.finish is None:
@@ -143,7 +148,7 @@ class Engine:
         # The last token was never computed on, so its KV does not exist.
         self.prefix_cache.store([*plan.prompt, *generation.output[:-1]], _namespace(plan.call))
         if generation.finish is not None and generation.finish.reason != "abort":
-            params = handed_over(plan, generation.cached_tokens, self.options)
+            params = self.handoffs.hand_over(plan, generation.cached_tokens)
             generation.finish = replace(generation.finish, kv_transfer_params=params)
 
 

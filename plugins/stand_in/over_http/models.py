@@ -102,6 +102,8 @@ def _metrics(engine: Engine) -> str:
     families = (
         ("vllm:num_requests_running", "gauge", "", running),
         ("vllm:num_requests_waiting", "gauge", "", waiting),
+        ("vllm:kv_cache_usage_perc", "gauge", "", engine.handoffs.blocks / max(engine.options.cache_blocks, 1)),
+        ("vllm:nixl_num_kv_expired_reqs", "counter", "_total", engine.handoffs.expired),
         ("vllm:prompt_tokens", "counter", "_total", engine.prompt_tokens),
         ("vllm:generation_tokens", "counter", "_total", engine.output_tokens),
         ("vllm:prefix_cache_queries", "counter", "_total", engine.prefix_cache.queries),

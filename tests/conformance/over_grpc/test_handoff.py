@@ -24,7 +24,7 @@ async def test_a_prefill_call_returns_what_its_decode_call_needs(client):
     for reply in (await client.generate(with_kv(PREFILL, tokens=1)), (await client.stream(with_kv(PREFILL, tokens=1)))[-1]):
         params = MessageToDict(reply.outputs.finish_info.kv_transfer_params)
         assert (params["do_remote_prefill"], params["do_remote_decode"]) == (True, False)
-        assert params["remote_port"] == 5600.0
+        assert params["remote_port"] == int(params["remote_port"]) > 0
         assert params["remote_block_ids"] == [[0.0]]
         assert (await client.generate(with_kv(params))).outputs.num_tokens == 4
 

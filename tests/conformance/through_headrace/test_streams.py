@@ -43,4 +43,4 @@ def test_connector_parameters_come_with_the_last_chunk(client, worker):
     if worker.kind == "engine":
         assert "kv_transfer_params" not in last
     else:
-        assert last["kv_transfer_params"]["remote_port"] == 5600
+        assert last["kv_transfer_params"]["remote_port"] > 0
