@@ -13,7 +13,9 @@ from core.fleet.transport import by_name
 from core.log import configure_log
 from core.metrics import Metrics
 from core.northbound.administration import add_administration_routes
+from core.northbound.cohorts import add_cohort_routes
 from core.northbound.generate import PATH, GenerateRoute
+from core.northbound.pausing import add_pausing_routes
 from core.northbound.relay import Relay
 from core.northbound.status import add_status_routes
 from core.northbound.updates import add_update_routes
@@ -51,6 +53,8 @@ class Proxy:
         add_status_routes(self._routes, self.fleet, self.administration, self._metrics, registry)
         add_administration_routes(self._routes, self.administration, registry)
         add_update_routes(self._routes, self.administration)
+        add_cohort_routes(self._routes, self.administration)
+        add_pausing_routes(self._routes, self.administration)
         registry.call("collect_metrics", registry=self._metrics.registry)
         registry.call("register_routes", routes=self._routes, proxy=self)
 

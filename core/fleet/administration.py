@@ -7,6 +7,7 @@ import structlog
 import trio
 
 from core.errors import BadRequest, NotFound, NoWorker
+from core.fleet.cohorts import Cohorts, NamedCohort
 from core.fleet.control import WorkerControl
 from core.fleet.fleet import Fleet
 from core.fleet.journal import Journal
@@ -25,12 +26,13 @@ T = TypeVar("T")
 
 
 class Administration:
-    """`pausing`, `updating` and `updates` act on workers that `workers` or `worker` has selected; `run` must be running."""
+    """`pausing`, `updating` and `updates` act on workers that `select` has given; `run` must be running."""
 
     def __init__(self, fleet: Fleet, settings: AdministrationSettings, transports: Mapping[str, WeightTransport]) -> None:
         self._fleet = fleet
         self._settings = settings
         self.journal = Journal(settings.journal)
+        self.cohorts = Cohorts(fleet, self.journal)
         self._standings = Standings(fleet, self.journal)
         self._operations = Operations(settings, self.journal)
         self._operations.ended = lambda operation: self._standings.touch(self._there(operation.workers))
@@ -46,6 +48,34 @@ class Administration:
             nursery.start_soon(self._operations.run)
             nursery.start_soon(self.updates.run)
             nursery.start_soon(self._end_leases)
+
+    def select(self, *, worker: str = "", cohort: str = "", model: str = "", update: bool = False, by: str = "") -> list[Worker]:
+        """One worker, the members of a cohort, or the workers of a model, that are there, in rank order. Their leases begin anew.
+
+        For an update a cohort must be whole, or allow for substitution, which `by` then stands for in the journal.
+
+        Raises: `BadRequest` when both a cohort and a model are named, or a model must be; `NotFound`; `NoWorker`; `CallError` (409) for
+        a cohort that isn't whole.
+        """
+        if worker:
+            return self.worker(worker)
+        if not cohort:
+            return self.workers(model)
+        if model:
+            raise BadRequest("cohort: it has its model already; don't name both", param="cohort")
+        found = self.cohorts.whole(cohort, by=by) if update else self.cohorts.present(cohort)
+        self._standings.touch(found)
+        return found
+
+    def select_cohort(self, name: str, model: str, ids: Sequence[str] | None, *, substitution: bool, by: str) -> NamedCohort:
+        """Name the workers of these ids, or all of the model, as they are now; a cohort of that name is replaced.
+
+        Raises: `BadRequest`, `NotFound`, `NoWorker`; `CallError` (409) when one of them is in another cohort.
+        """
+        workers = self.workers(model) if ids is None else [worker for id_ in ids for worker in self.worker(id_)]
+        if not workers:
+            raise BadRequest("workers: name at least one", param="workers")
+        return self.cohorts.select(name, model or workers[0].models[0], workers, substitution=substitution, by=by)
 
     def workers(self, model: str = "") -> list[Worker]:
         """The workers of a model that are there, in their order; it needs no name when the fleet serves one. Their leases begin anew.
@@ -70,7 +100,7 @@ class Administration:
         if worker is None:
             known = ", ".join(self._fleet.workers) or "none"
             raise NotFound(f"there is no worker {id_!r}; the fleet has {known}")
-        if not self._there([worker]):
+        if not worker.is_there:
             raise NoWorker(f"worker {id_!r} is {worker.state}: {worker.reason}")
         self._standings.touch([worker])
         return [worker]
@@ -126,7 +156,7 @@ class Administration:
         return [operation.describe() for operation in self._operations.running]
 
     def _there(self, workers: Iterable[Worker]) -> list[Worker]:
-        return [worker for worker in workers if worker.info and worker.state not in ("starting", "gone")]
+        return [worker for worker in workers if worker.is_there]
 
     def _expiry(self, worker: Worker) -> float:
         standing = self._standings.of(worker)

@@ -46,7 +46,7 @@ class Cohort(Struct, frozen=True):
         found: list[str] = []
         for member in self.members:
             worker = workers.get(member.id)
-            if worker is None or worker.state in ("starting", "gone"):
+            if worker is None or not worker.is_there:
                 found.append(f"{member.id} is gone")
             elif instance_of(worker) != member.instance:
                 found.append(f"{member.id} was replaced by another process")

@@ -17,7 +17,17 @@ log = structlog.stdlib.get_logger()
 
 #: Entries that are kept in memory, and shown.
 KEPT: Final = 1000
+#: What holds until the next entry of its kind about the same: these are known however old they are. `detail["of"]` says about what; a
+#: `state` is about its one worker.
+FACTS: Final = ("state", "cohort", "weights")
 _SCHEMA: Final = "CREATE TABLE IF NOT EXISTS entries (at REAL, what TEXT, by TEXT, workers TEXT, detail TEXT)"
+_SELECT: Final = "SELECT at, what, by, workers, detail FROM entries ORDER BY rowid DESC LIMIT ?"
+_SELECT_FACTS: Final = """
+    SELECT at, what, by, workers, detail FROM entries WHERE rowid IN (
+        SELECT max(rowid) FROM entries WHERE what IN ('state', 'cohort', 'weights')
+        GROUP BY what, ifnull(json_extract(detail, '$.of'), workers)
+    ) ORDER BY rowid
+"""
 #: For one write, which nothing else can end.
 _WRITE_SECONDS: Final = 5.0
 
@@ -26,7 +36,8 @@ class Entry(Struct, frozen=True):
     """One transition. `at` is Unix time in seconds, `by` whoever asked for it: a client's address and name, or `headrace`."""
 
     at: float
-    #: An operation (`pause`, `update_weights`, …), or `state` for what became of one worker.
+    #: An operation (`pause`, `update_weights`, …), `state` for what became of one worker, `cohort` for who is in one, `weights` for those
+    #: that a cohort or the workers of a model have now.
     what: str
     by: str
     workers: tuple[str, ...]
@@ -43,14 +54,19 @@ class Journal:
     def __init__(self, path: str = "") -> None:
         self._path = path
         self.entries: deque[Entry] = deque(maxlen=KEPT)
+        self._facts: dict[tuple[str, str], Entry] = {}
         self._send, self._receive = trio.open_memory_channel[Entry | trio.Event](math.inf)
         if path:
-            self.entries.extend(_read(path))
+            entries, facts = _read(path)
+            self.entries.extend(entries)
+            for entry in facts:
+                self._note(entry)
 
     def add(self, what: str, workers: Sequence[str], *, by: str, **detail: Any) -> None:
         """Add an entry, with the time of now."""
         entry = Entry(time.time(), what, by, tuple(workers), detail)
         self.entries.append(entry)
+        self._note(entry)
         if self._path:
             self._send.send_nowait(entry)
 
@@ -63,10 +79,12 @@ class Journal:
 
     def last_state(self, worker: str, instance: str) -> dict[str, Any] | None:
         """What the last entry says of this process of a worker: `state`, `reason`, `instance`; `None` when there is none."""
-        for entry in reversed(self.entries):
-            if entry.what == "state" and worker in entry.workers:
-                return entry.detail if entry.detail["instance"] == instance else None
-        return None
+        entry = self._facts.get(("state", worker))
+        return entry.detail if entry and entry.detail["instance"] == instance else None
+
+    def facts(self, what: str) -> list[Entry]:
+        """The latest entry of this kind about each, the oldest first."""
+        return sorted((entry for (kind, _), entry in self._facts.items() if kind == what), key=lambda entry: entry.at)
 
     async def run(self) -> None:
         """Write what is added. Cancellation: what was added before is written, and that is the end; a write has five seconds."""
@@ -77,6 +95,10 @@ class Journal:
                 await self._write([await self._receive.receive()])
         finally:
             await self._write([])
+
+    def _note(self, entry: Entry) -> None:
+        if entry.what in FACTS:
+            self._facts[entry.what, entry.detail.get("of") or entry.workers[0]] = entry
 
     async def _write(self, batch: list[Entry | trio.Event]) -> None:
         while True:
@@ -112,21 +134,22 @@ def _append(path: str, rows: list[tuple[float, str, str, str, str]]) -> None:
         connection.close()
 
 
-def _read(path: str) -> list[Entry]:
-    """The latest entries of the file, the oldest first; none when there is no file yet."""
+def _read(path: str) -> tuple[list[Entry], list[Entry]]:
+    """The latest entries of the file, and the latest fact about each, the oldest first; none when there is no file yet."""
     if not Path(path).exists():
-        return []
+        return [], []
     try:
         connection = sqlite3.connect(path)
         try:
-            query = "SELECT at, what, by, workers, detail FROM entries ORDER BY rowid DESC LIMIT ?"
-            rows: list[tuple[float, str, str, str, str]] = connection.execute(query, (KEPT,)).fetchall()
+            latest = connection.execute(_SELECT, (KEPT,)).fetchall()
+            facts = connection.execute(_SELECT_FACTS).fetchall()
         finally:
             connection.close()
-        return [
-            Entry(at, what, by, msgspec.json.decode(workers, type=tuple[str, ...]), msgspec.json.decode(detail, type=dict[str, Any]))
-            for at, what, by, workers, detail in reversed(rows)
-        ]
+        return [_entry(*row) for row in reversed(latest)], [_entry(*row) for row in facts]
     except (sqlite3.Error, msgspec.MsgspecError) as error:
         log.warning("journal.failed", path=path, error=str(error))
-        return []
+        return [], []
+
+
+def _entry(at: float, what: str, by: str, workers: str, detail: str) -> Entry:
+    return Entry(at, what, by, msgspec.json.decode(workers, type=tuple[str, ...]), msgspec.json.decode(detail, type=dict[str, Any]))

@@ -103,6 +103,11 @@ class Worker:
         return self.info.models if self.info else ()
 
     @property
+    def is_there(self) -> bool:
+        """Whether it was introduced and can be reached, whatever its state."""
+        return self.info is not None and self.state not in ("starting", "gone")
+
+    @property
     def world_size(self) -> int:
         """How many ranks take part in a weight update: those of one replica, times the replicas that it hosts."""
         return self.info.world_size * len(self.info.ranks) if self.info else 0

@@ -1,12 +1,12 @@
 """The administration of one vLLM server, for the whole fleet: `/pause`, `/update_weights`, … with vLLM's parameters and replies.
 
-Under `/workers/<id>` the same routes reach one worker alone. A 2xx means that every worker has done it; anything else names each that
-hasn't. Where the fleet serves several models, `?model=` says which one is meant.
+Under `/workers/<id>` the same routes reach one worker alone, and under `/cohorts/<cohort>` the members of a named cohort. A 2xx means that
+every worker has done it; anything else names each that hasn't. Where the fleet serves several models, `?model=` says which one is meant.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
-from typing import Annotated, Any, TypeVar, cast, get_args
+from typing import Annotated, Any, cast, get_args
 from urllib.parse import unquote
 
 import msgspec
@@ -16,12 +16,12 @@ from core.errors import BadRequest, CallError
 from core.fleet.administration import Administration
 from core.fleet.cohort import Cohort
 from core.fleet.control import PauseMode
+from core.fleet.updating import REPLACING
 from core.fleet.worker import Worker
-from core.northbound.asking import who
+from core.northbound.asking import read_body, who
 from core.registry import Registry
 from core.routes import HTTPReply, HTTPRequest, Method, Routes
 
-T = TypeVar("T", bound=Struct)
 _Name = Annotated[str, Meta(pattern=r"\S", max_length=1000)]
 
 
@@ -70,6 +70,7 @@ def add_administration_routes(routes: Routes, administration: Administration, re
     for method, path, handler in handlers.table():
         routes.add(method, path, handler)
         routes.add(method, f"/workers/<id>{path}", handler)
+        routes.add(method, f"/cohorts/<cohort>{path}", handler)
     routes.add("POST", "/fleet/workers/<id>/quarantine", handlers.quarantine)
     routes.add("POST", "/fleet/workers/<id>/drain", handlers.drain)
     routes.add("POST", "/fleet/workers/<id>/release", handlers.release)
@@ -141,35 +142,36 @@ class _Handlers:
 
     async def init_weight_transfer_engine(self, request: HTTPRequest) -> HTTPReply:
         """A trainer that speaks to a worker by itself (`/workers/<id>`) numbers the ranks by itself, too."""
-        info = _read(request, InitBody).init_info
+        info = read_body(request, InitBody).init_info
         numbered = _as_it_is(info) if "id" in request.parameters else _numbered(info)
-        await self._administration.updating.join_group(self._workers(request), numbered, by=who(request))
+        await self._administration.updating.join_group(self._workers(request, update=True), numbered, by=who(request))
         return HTTPReply.json({"message": "Weight transfer initialized"})
 
     async def start_weight_update(self, request: HTTPRequest) -> HTTPReply:
-        await self._administration.updating.start(self._workers(request), by=who(request))
+        await self._administration.updating.start(self._workers(request, update=True), by=who(request))
         return HTTPReply.json({"message": "Weight update started"})
 
     async def update_weights(self, request: HTTPRequest) -> HTTPReply:
         """Receive weights; or what a plugin makes of another body."""
         try:
-            info = _read(request, UpdateBody).update_info
+            info = read_body(request, UpdateBody).update_info
         except BadRequest:
             if (translated := self._translated(request)) is None:
                 raise
             version, body = translated.pop("weight_version", None), _rpc(translated)
-            await self._administration.updating.collective_rpc(self._workers(request), body, by=who(request), version=version)
+            workers = self._workers(request, update=True)
+            await self._administration.updating.collective_rpc(workers, body, by=who(request), version=version)
             return HTTPReply.json({"status": "ok"})
         await self._administration.updating.receive(self._workers(request), info, by=who(request))
         return HTTPReply.json({"message": "Weights updated"})
 
     async def finish_weight_update(self, request: HTTPRequest) -> HTTPReply:
-        version = _read(request, FinishBody).weight_version if request.body.strip() else None
+        version = read_body(request, FinishBody).weight_version if request.body.strip() else None
         await self._administration.updating.finish(self._workers(request), version, by=who(request))
         return HTTPReply.json({"message": "Weight update finished"})
 
     async def update_weight_version(self, request: HTTPRequest) -> HTTPReply:
-        version = _read(request, LabelBody).new_version
+        version = read_body(request, LabelBody).new_version
         await self._administration.updating.label(self._workers(request), version, by=who(request))
         return HTTPReply.json({"success": True, "new_version": version})
 
@@ -191,9 +193,10 @@ class _Handlers:
 
     async def collective_rpc(self, request: HTTPRequest) -> HTTPReply:
         """Call a method everywhere. One with which the workers join a trainer's group is numbered, as `init_weight_transfer_engine`."""
-        body: dict[str, Any] = msgspec.to_builtins(_read(request, RpcBody))
-        workers, updating = self._workers(request), self._administration.updating
+        body: dict[str, Any] = msgspec.to_builtins(read_body(request, RpcBody))
+        workers, updating = self._workers(request, update=body["method"] in REPLACING), self._administration.updating
         if "id" not in request.parameters and (numbered := self._numbered(body, workers)):
+            self._workers(request, update=True)
             results = await updating.join_group_by_rpc(workers, numbered, by=who(request))
         else:
             results = await updating.collective_rpc(workers, body, by=who(request))
@@ -201,7 +204,7 @@ class _Handlers:
 
     async def abort_requests(self, request: HTTPRequest) -> HTTPReply:
         """Ids that a worker doesn't know are fine: nobody but it knows its calls."""
-        ids = _read(request, AbortBody).request_ids
+        ids = read_body(request, AbortBody).request_ids
         if not ids:
             raise BadRequest("request_ids: name the calls; to end all of them, pause with mode=abort", param="request_ids")
         await self._administration.read("abort_requests", self._workers(request), lambda control: control.abort(ids))
@@ -242,10 +245,14 @@ class _Handlers:
         numbered = [self._registry.call("number_ranks", body=body, cohort=cohort, index=index) for index in range(len(workers))]
         return numbered if all(numbered) else []
 
-    def _workers(self, request: HTTPRequest) -> list[Worker]:
-        if id_ := request.parameters.get("id"):
-            return self._administration.worker(unquote(id_))
-        return self._administration.workers(request.query.get("model", ""))
+    def _workers(self, request: HTTPRequest, *, update: bool = False) -> list[Worker]:
+        return self._administration.select(
+            worker=unquote(request.parameters.get("id", "")),
+            cohort=request.parameters.get("cohort", ""),
+            model=request.query.get("model", ""),
+            update=update,
+            by=who(request),
+        )
 
 
 def _as_it_is(info: Mapping[str, Any]) -> Callable[[Cohort, int], Mapping[str, Any]]:
@@ -271,13 +278,6 @@ def _numbered(info: Mapping[str, Any]) -> Callable[[Cohort, int], Mapping[str, A
         return {**info, "rank_offset": offset + cohort.members[index].offset, "world_size": whole}
 
     return number
-
-
-def _read(request: HTTPRequest, type_: type[T]) -> T:
-    try:
-        return msgspec.json.decode(request.body, type=type_)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise BadRequest(f"the body: {error}") from error
 
 
 def _rpc(body: Mapping[str, Any]) -> dict[str, Any]:

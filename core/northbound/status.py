@@ -46,8 +46,9 @@ def add_status_routes(routes: Routes, fleet: Fleet, administration: Administrati
         return HTTPReply(metrics.text(), content_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def workers(_: HTTPRequest) -> HTTPReply:
-        described = [worker.describe() for worker in fleet.workers.values()]
-        return HTTPReply.json({"workers": described, "operations": administration.describe()})
+        cohorts = administration.cohorts
+        described = [{**worker.describe(), "cohort": cohorts.name_of(worker)} for worker in fleet.workers.values()]
+        return HTTPReply.json({"workers": described, "cohorts": cohorts.describe(), "operations": administration.describe()})
 
     async def journal(_: HTTPRequest) -> HTTPReply:
         return HTTPReply.json({"entries": list(administration.journal.entries)})

@@ -20,7 +20,9 @@ class Posted(Struct):
 
     version: _Text
     transport: _Text
+    #: One at most.
     model: str = ""
+    cohort: str = ""
     #: What becomes of calls in flight: frozen, finished first, ended.
     mode: Literal["keep", "wait", "abort"] = "keep"
     clear_cache: bool = False
@@ -35,7 +37,8 @@ def add_update_routes(routes: Routes, administration: Administration) -> None:
         """202 with the update; with `wait` 200 once it has succeeded on every worker, or an error that names those that failed."""
         posted, options = _read(request)
         wanted = UpdateRequest(posted.version, posted.transport, options, posted.mode, posted.clear_cache)
-        update = administration.updates.ask(wanted, administration.workers(posted.model), by=who(request))
+        workers = administration.select(model=posted.model, cohort=posted.cohort, update=True, by=who(request))
+        update = administration.updates.ask(wanted, workers, by=who(request))
         if not posted.wait:
             return HTTPReply.json(update.describe(), 202)
         await update.done.wait()

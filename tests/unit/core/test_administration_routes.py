@@ -80,6 +80,39 @@ async def test_the_fleet_is_numbered_behind_the_trainers_own_ranks():
         assert sent == [{**INIT, "rank_offset": 1, "world_size": 5}, {**INIT, "rank_offset": 2, "world_size": 5}]
 
 
+async def test_a_named_cohort_is_spoken_to_as_one_server_numbered_in_its_own_order():
+    async with administered(1, 3, 2) as fleet:
+        routes = serve(fleet)
+        fleet.administration.select_cohort("a", "", ["w2", "w1"], substitution=False, by="me")
+        assert (await ask(routes, "GET", "/cohorts/a/get_world_size")).json == {"world_size": 5}
+        body = b'{"init_info":{"rank_offset":1,"world_size":6}}'
+        assert (await ask(routes, "POST", "/cohorts/a/init_weight_transfer_engine", body)).status == 200
+        assert [engine.sent.get("init", {}).get("rank_offset") for engine in fleet.engines] == [None, 3, 1]
+        for method, path, body, reply in ROUTES:
+            browser = await ask(routes, method, f"/cohorts/a{path}", body)
+            assert (browser.status, browser.json) == (200, reply), path
+        assert fleet.engines[0].asked == []
+        assert (await ask(routes, "GET", "/cohorts/b/is_paused")).status == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/start_weight_update", b""),
+        ("/init_weight_transfer_engine", b'{"init_info":{}}'),
+        ("/collective_rpc", b'{"method":"reload_weights"}'),
+    ],
+)
+async def test_an_update_of_a_cohort_that_has_lost_a_member_is_a_409_that_names_it(path, body):
+    async with administered() as fleet:
+        routes = serve(fleet)
+        fleet.administration.select_cohort("a", "", ["w0", "w1"], substitution=False, by="me")
+        fleet.rig.move(fleet.workers[1], "gone")
+        browser = await ask(routes, "POST", f"/cohorts/a{path}", body)
+        assert (browser.status, "w1 is gone" in browser.json["error"]["message"]) == (409, True)
+        assert (await ask(routes, "POST", "/cohorts/a/pause")).status == 200
+
+
 async def test_who_speaks_to_a_worker_alone_numbers_it_and_transports_without_ranks_are_not_numbered():
     async with administered(1, 3) as fleet:
         routes = serve(fleet)

@@ -40,6 +40,24 @@ async def test_the_latest_entries_are_shown_and_all_are_kept(path):
     assert list(sqlite3.connect(path).execute("SELECT count(*) FROM entries")) == [(KEPT + 5,)]
 
 
+async def test_what_holds_is_known_however_old_it_is(path):
+    journal = Journal(path)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(journal.run)
+        journal.add("state", ["a"], by="me", state="whole", instance="1")
+        journal.add("weights", ["a", "b"], by="me", of="model tiny", number=1)
+        journal.add("weights", ["a"], by="me", of="model tiny", number=2)
+        journal.add("weights", ["c"], by="me", of="model large", number=3)
+        for number in range(KEPT):
+            journal.add(str(number), [], by="me")
+        await journal.flush()
+        nursery.cancel_scope.cancel()
+    for known in (journal, Journal(path)):
+        assert known.last_state("a", "1") == {"state": "whole", "instance": "1"}
+        assert known.last_state("a", "2") is None
+        assert [entry.detail["number"] for entry in known.facts("weights")] == [2, 3]
+
+
 async def test_without_a_path_it_is_in_memory():
     journal = Journal()
     await journal.run()

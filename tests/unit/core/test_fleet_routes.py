@@ -1,0 +1,109 @@
+"""headrace's own administration over HTTP: updates, cohorts, pauses with a JSON body."""
+
+import pytest
+
+from core.northbound.cohorts import add_cohort_routes
+from core.northbound.pausing import add_pausing_routes
+from core.northbound.updates import add_update_routes
+from core.routes import Routes
+from core.wire.generated import vllm
+from tests.unit.core.engines import AdministeredFleet, administered, broken
+from tests.unit.core.test_routes import ask
+from tests.unit.core.transports import Courier
+
+
+def serve(fleet: AdministeredFleet) -> Routes:
+    routes = Routes(max_body_bytes=10_000)
+    add_update_routes(routes, fleet.administration)
+    add_cohort_routes(routes, fleet.administration)
+    add_pausing_routes(routes, fleet.administration)
+    return routes
+
+
+async def test_an_update_is_accepted_and_can_be_looked_at():
+    async with administered(transports=[Courier()]) as fleet:
+        routes = serve(fleet)
+        browser = await ask(routes, "POST", "/fleet/updates", b'{"version":"7","transport":"courier","path":"/w"}')
+        assert (browser.status, browser.json["status"]) == (202, "running")
+        id_ = browser.json["id"]
+        await fleet.administration.updates.get(id_).done.wait()
+        one = (await ask(routes, "GET", f"/fleet/updates/{id_}")).json
+        assert (one["status"], one["version"], one["workers"]["w1"]["status"]) == ("succeeded", "7", "done")
+        assert (await ask(routes, "GET", "/fleet/updates")).json == {"updates": [one]}
+        assert (await ask(routes, "GET", "/fleet/updates/x")).status == 404
+
+
+async def test_who_waits_is_answered_with_the_end():
+    async with administered(transports=[Courier()]) as fleet:
+        routes = serve(fleet)
+        body = b'{"version":"7","transport":"courier","mode":"abort","clear_cache":true,"wait":true}'
+        browser = await ask(routes, "POST", "/fleet/updates", body)
+        assert (browser.status, browser.json["status"]) == (200, "succeeded")
+        assert fleet.engines[0].sent["pause"] == (vllm.PauseMode.ABORT, True)
+        fleet.engines[0].fails["update"] = [broken("shapes differ")]
+        browser = await ask(routes, "POST", "/fleet/updates", body)
+        assert (browser.status, browser.json["error"]["message"]) == (
+            500,
+            "update failed on w0: shapes differ. Quarantined; the other workers go on",
+        )
+
+
+async def test_an_update_may_be_for_a_cohort():
+    async with administered(1, 1, 1, transports=[Courier()]) as fleet:
+        routes = serve(fleet)
+        assert (await ask(routes, "POST", "/fleet/cohorts", b'{"name":"a","workers":["w2","w0"]}')).status == 200
+        body = b'{"version":"7","transport":"courier","cohort":"a","wait":true}'
+        assert list((await ask(routes, "POST", "/fleet/updates", body)).json["workers"]) == ["w2", "w0"]
+        assert [engine.version for engine in fleet.engines] == ["7", "default", "7"]
+        fleet.rig.move(fleet.workers[2], "gone")
+        browser = await ask(routes, "POST", "/fleet/updates", body)
+        assert (browser.status, "w2 is gone" in browser.json["error"]["message"]) == (409, True)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/fleet/updates", b"", None),
+        ("/fleet/updates", b"[]", None),
+        ("/fleet/updates", b'{"transport":"courier"}', None),
+        ("/fleet/updates", b'{"version":7,"transport":"courier"}', None),
+        ("/fleet/updates", b'{"version":" ","transport":"courier"}', None),
+        ("/fleet/updates", b'{"version":"7","transport":"courier","mode":"stop"}', None),
+        ("/fleet/updates", b'{"version":"7","transport":"pigeon"}', "transport"),
+        ("/fleet/updates", b'{"version":"7","transport":"courier","pathh":"/w"}', "pathh"),
+        ("/fleet/updates", b'{"version":"7","transport":"courier","model":"tiny","cohort":"a"}', "cohort"),
+        ("/fleet/cohorts", b'{"name":"a/b"}', None),
+        ("/fleet/cohorts", b'{"name":"a","workers":[]}', "workers"),
+        ("/fleet/pause", b'{"mode":"stop"}', None),
+        ("/fleet/resume", b'{"mode":"keep"}', None),
+    ],
+)
+async def test_what_is_wrong_is_refused_before_a_worker_hears_of_it(path, body, param):
+    async with administered(transports=[Courier()]) as fleet:
+        browser = await ask(serve(fleet), "POST", path, body)
+        assert (browser.status, browser.json["error"]["param"]) == (400, param)
+        assert [engine.asked for engine in fleet.engines] == [[], []]
+
+
+async def test_cohorts_are_named_shown_and_forgotten():
+    async with administered(1, 3) as fleet:
+        routes = serve(fleet)
+        browser = await ask(routes, "POST", "/fleet/cohorts", b'{"name":"a","model":"tiny","workers":["w1"],"substitution":true}')
+        cohort = {"name": "a", "model": "tiny", "workers": ["w1"], "ranks": 3, "substitution": True, "changes": []}
+        assert (browser.status, browser.json) == (200, cohort)
+        assert (await ask(routes, "GET", "/fleet/cohorts")).json == {"cohorts": [cohort]}
+        assert (await ask(routes, "DELETE", "/fleet/cohorts/a")).status == 200
+        assert (await ask(routes, "GET", "/fleet/cohorts")).json == {"cohorts": []}
+        assert (await ask(routes, "DELETE", "/fleet/cohorts/a")).status == 404
+
+
+async def test_the_fleet_is_paused_and_resumed_and_shown():
+    async with administered(1, 1, models=["x", "y"]) as fleet:
+        routes = serve(fleet)
+        assert (await ask(routes, "POST", "/fleet/pause")).status == 400  # which model?
+        browser = await ask(routes, "POST", "/fleet/pause", b'{"model":"y","mode":"wait","clear_cache":true}')
+        assert browser.json == {"workers": [{"id": "w1", "state": "paused", "reason": "by a trainer"}]}
+        assert fleet.engines[1].sent["pause"] == (vllm.PauseMode.WAIT, True)
+        fleet.administration.select_cohort("a", "", ["w1"], substitution=False, by="me")
+        browser = await ask(routes, "POST", "/fleet/resume", b'{"cohort":"a"}')
+        assert browser.json == {"workers": [{"id": "w1", "state": "ready", "reason": ""}]}
