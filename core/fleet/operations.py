@@ -40,9 +40,14 @@ class Answers(Generic[T]):
         self.failures = {worker: failures[worker] for worker in workers if worker in failures}
 
     @property
+    def refusals(self) -> "dict[Worker, ControlFailed]":
+        """The failures of those who say that the request is the reason."""
+        return {worker: failure for worker, failure in self.failures.items() if failure.status in _REFUSALS}
+
+    @property
     def refused(self) -> bool:
         """Nobody did it, and everybody says that the request is the reason: nothing has changed anywhere."""
-        return not self.good and all(failure.status in _REFUSALS for failure in self.failures.values())
+        return not self.good and len(self.refusals) == len(self.failures)
 
 
 _REFUSALS = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND, HTTPStatus.NOT_IMPLEMENTED})

@@ -60,7 +60,9 @@ class WeightTransport(Protocol):
         deadline, or a reason to have none. `control` is that of `member`.
 
         Cancellation: headrace ends, or has given the worker up; it may have the weights, or half of them.
-        Raises: `CallError`, such as the `ControlFailed` of `control`; the worker is quarantined, and the others go on.
+        Raises: `CallError`, such as the `ControlFailed` of `control`; the worker is quarantined, and the others go on. With a 400, 404 or
+        501, before the worker has answered anything with success, it says that nothing was done: that worker goes on as it was, unless
+        another one got the weights.
         """
         ...
 

@@ -4,7 +4,7 @@ Whatever fails, nobody stays paused but who is quarantined, or whom a trainer ha
 walks through `core.fleet.updating`, with the same rules.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from http import HTTPStatus
 
 import trio
@@ -57,28 +57,33 @@ class Transaction:
         update.phase = "verifying"
         verified = await operation.ask(applied.good, attempt.verify, deadline=self._deadline)
         update.phase = "resuming"
-        if applied.refused and not attempt.touched:
-            for worker in workers:
-                self._standings.take_back(worker, before[worker])
-            self._tell(update, applied.failures)
-            await self._updating.go_on(operation, paused)
-            raise FleetFailed(operation.name, applied.failures, "Nothing has changed")
-        await self._end(update, operation, workers, applied, verified)
+        # Who has done nothing is as good as before, as long as nobody got the new weights.
+        whole = [] if applied.good else [worker for worker in applied.refusals if worker.id not in attempt.touched]
+        for worker in whole:
+            self._standings.take_back(worker, before[worker])
+        await self._updating.go_on(operation, [worker for worker in paused if worker in whole])
+        await self._end(update, operation, applied, verified, whole)
 
     async def _end(
-        self, update: Update, operation: Operation, workers: Iterable[Worker], applied: Answers[None], verified: Answers[str]
+        self, update: Update, operation: Operation, applied: Answers[None], verified: Answers[str], whole: Sequence[Worker]
     ) -> None:
-        failures = {worker: failure for worker in workers if (failure := applied.failures.get(worker) or verified.failures.get(worker))}
+        failures = {
+            worker: failure for worker in update.workers if (failure := applied.failures.get(worker) or verified.failures.get(worker))
+        }
         for worker, label in verified.good.items():
             worker.policy_version = label
             self._standings.mend(worker)
-        for worker, failure in failures.items():
-            self._standings.fail(worker, f"update to {update.request.version!r}: {failure.reason}")
+        broken = [worker for worker in failures if worker not in whole]
+        for worker in broken:
+            self._standings.fail(worker, f"update to {update.request.version!r}: {failures[worker].reason}")
         self._tell(update, failures)
         await self._updating.go_on(operation, verified.good)
+        if not broken and failures:
+            raise FleetFailed(operation.name, failures, "Nothing has changed")
         if failures:
-            others = "the other workers go on" if verified.good else "no worker has the weights"
-            raise FleetFailed(operation.name, failures, f"Quarantined; {others}")
+            who = "Quarantined" if not whole else f"Quarantined: {', '.join(worker.id for worker in broken)}"
+            others = "the other workers go on" if verified.good or whole else "no worker has the weights"
+            raise FleetFailed(operation.name, failures, f"{who}; {others}{' as they were' if whole else ''}")
 
     def _tell(self, update: Update, failures: dict[Worker, ControlFailed]) -> None:
         for worker in update.workers:
@@ -138,6 +143,7 @@ class _Attempt:
             raise self._failed(control, CallError(HTTPStatus.CONFLICT, "it was replaced by another process meanwhile"))
 
     def _failed(self, control: WorkerControl, cause: CallError) -> ControlFailed:
+        self._update.fail(control.worker, cause.reason if isinstance(cause, ControlFailed) else cause.message)
         if not self._update.transport.repeatable:
             for scope in self._scopes.values():
                 scope.deadline = min(scope.deadline, trio.current_time() + self._deadline)

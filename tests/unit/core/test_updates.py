@@ -177,6 +177,38 @@ async def test_what_every_worker_refuses_before_it_does_anything_has_changed_not
         assert (fleet.states, fleet.paused) == (["ready", "ready"], [False, False])
 
 
+async def test_who_has_done_nothing_when_another_failed_goes_on_as_it_was():
+    async with fleet_of() as fleet:
+        fleet.engines[0].fails["start"] = [refused("called off")]
+        fleet.engines[1].fails["start"] = [broken("died")]
+        update = await fleet.update()
+        assert update.failure
+        wanted = "update failed on w0: called off; w1: died. Quarantined: w1; the other workers go on as they were"
+        assert update.failure.message == wanted
+        assert (fleet.states, fleet.paused) == (["ready", "quarantined"], [False, True])
+        assert fleet.engines[0].version == "default"
+
+
+async def test_who_has_done_nothing_while_another_got_the_weights_is_quarantined():
+    async with fleet_of() as fleet:
+        fleet.engines[0].fails["start"] = [refused("called off")]
+        await fleet.update()
+        assert (fleet.states, fleet.paused) == (["quarantined", "ready"], [True, False])
+
+
+async def test_an_update_tells_of_a_failure_while_the_others_are_in_it(autojump_clock):
+    async with fleet_of() as fleet:
+        fleet.courier.fails["w0"] = [CallError(500, "no such file")]
+        fleet.courier.stalls = {"w1": trio.Event()}
+        update = fleet.ask()
+        await trio.sleep(1)
+        told = update.describe()
+        assert (told["status"], told["workers"]["w0"]) == ("running", {"status": "failed", "reason": "no such file", "seconds": 0.0})
+        assert told["workers"]["w1"]["status"] == "applying"
+        fleet.courier.stalls["w1"].set()
+        await update.done.wait()
+
+
 async def test_what_every_worker_refuses_half_way_leaves_all_quarantined():
     async with fleet_of() as fleet:
         for engine in fleet.engines:
