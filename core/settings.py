@@ -46,6 +46,14 @@ class WorkerSettings(Struct, frozen=True, forbid_unknown_fields=True):
     tls: TLSSettings | None = None
     #: The environment variable that holds the worker's API key (`--api-key`), for its HTTP server.
     api_key_env: str | None = None
+    #: The command that serves it, when headrace is to run it: started, started again when it ends, and stopped with headrace.
+    command: list[str] = field(default_factory=list[str])
+    #: Added to headrace's own environment for the command.
+    environment: dict[str, str] = field(default_factory=dict[str, str])
+    #: The file that what it prints is added to; default: the worker's id with `.log` behind it, in the current folder.
+    output: str = ""
+    #: Between SIGTERM and SIGKILL.
+    stop_timeout: Seconds = 30.0
 
     def __post_init__(self) -> None:
         if not self.grpc and not self.http:
@@ -54,6 +62,8 @@ class WorkerSettings(Struct, frozen=True, forbid_unknown_fields=True):
             split_address(self.grpc)
         if self.http and not _is_url(self.http):
             raise ValueError(f"http: {self.http!r} is not a URL; write http://host:port")
+        if (self.environment or self.output) and not self.command:
+            raise ValueError("environment and output are those of a command, and there is none")
 
     @property
     def name(self) -> str:
@@ -131,6 +141,11 @@ class RoutingSettings(Struct, frozen=True, forbid_unknown_fields=True):
     rules: list[RoutingRule] = field(default_factory=list[RoutingRule])
     #: How many further workers are tried when one is lost before its first token.
     retries: Annotated[int, Meta(ge=0)] = 2
+
+    @property
+    def named(self) -> frozenset[str]:
+        """Every policy that is named, by whichever rule."""
+        return frozenset(self.policies).union(*(rule.policies for rule in self.rules))
 
 
 class LogSettings(Struct, frozen=True, forbid_unknown_fields=True):

@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterable
 import structlog
 import trio
 
+from core.beside import beside
 from core.errors import PluginFault
 from core.fleet.connection import Connection, connect
 from core.fleet.gate import Gate
+from core.fleet.managed import Managed
 from core.fleet.probe import ProbeFailed
 from core.fleet.worker import HeldState, Hold, Observed, State, Worker
 from core.registry import Registry
@@ -92,6 +94,22 @@ class Fleet:
         self.workers[worker.id] = worker
 
     async def _serve(self, worker: Worker) -> None:
+        """Calls end before the connections do, and these before the process."""
+        if not worker.settings.command:
+            await self._connect(worker)
+            return
+
+        def ended() -> None:
+            worker.changes += 1
+            self._set(worker, "starting" if worker.state == "starting" else "gone", managed.process.down)
+            worker.lose_calls()
+
+        managed = Managed(worker.settings, ended)
+        worker.process = managed.process
+        async with beside(managed.run):
+            await self._connect(worker)
+
+    async def _connect(self, worker: Worker) -> None:
         try:
             async with connect(worker.settings) as connection:
                 worker.control, worker.http, worker.settle = connection.control, connection.http, connection.settle
@@ -109,7 +127,8 @@ class Fleet:
             failures = failures + 1 if failure else 0
             certain = certain + 1 if failure and failure.certain else 0
             if failure and (failure.certain or failures >= self._probe.failures or worker.state in _ABSENT):
-                self._set(worker, "starting" if worker.state == "starting" else "gone", str(failure))
+                down = worker.process.down if worker.process else ""
+                self._set(worker, "starting" if worker.state == "starting" else "gone", down or str(failure))
             if certain > 1:  # once may be a hiccup, and calls are dear
                 worker.lose_calls()
             with trio.move_on_after(self._probe.interval):

@@ -5,10 +5,12 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import httpx
+import msgspec
 import trio
 from msgspec import Struct
 
 from core.errors import WorkerLost
+from core.fleet.managed import Process
 from core.settings import WorkerSettings
 from core.wire.generated.vllm import ControlStub
 from core.wire.lane import Lane
@@ -89,6 +91,8 @@ class Worker:
         self.settle: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
         #: Unix time, in seconds, at which it was last introduced.
         self.introduced_at = 0.0
+        #: Its process, when headrace runs it.
+        self.process: Process | None = None
         #: Operations of administration that it has not answered yet. Its engine may be too busy with one to answer a probe.
         self.administrations = 0
         self._calls: set[trio.CancelScope] = set()
@@ -180,6 +184,7 @@ class Worker:
             "max_model_len": info.max_model_len if info else None,
             "kv_block_size": info.kv_block_size if info else None,
             "total_kv_blocks": info.total_kv_blocks if info else None,
+            **({"process": msgspec.to_builtins(self.process)} if self.process else {}),
         }
 
 
