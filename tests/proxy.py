@@ -29,7 +29,7 @@ T = TypeVar("T")
 HOSTS: tuple[Host, ...] = ("serve", "hypercorn", "hypercorn-trio")
 _ADDRESS = re.compile(r"(?:listening|Running) on http://127\.0\.0\.1:(\d+)")
 _BINARIES = Path(sys.executable).parent
-_READY_SECONDS = 20
+_READY_SECONDS = 60
 
 
 @dataclass(frozen=True)

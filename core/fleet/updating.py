@@ -220,7 +220,10 @@ class Updating:
             for worker in workers:
                 self._standings.of(worker).group = None if joined.failures else cohort
             if joined.failures:
-                raise FleetFailed(operation.name, joined.failures, "The group is incomplete: let all of them join again")
+                failed = FleetFailed(operation.name, joined.failures, "The group is incomplete: let all of them join again")
+                if joined.good:  # a 404 says that no engine has such a method
+                    failed.status = HTTPStatus.INTERNAL_SERVER_ERROR
+                raise failed
             return _in_rank_order(joined)
 
         return await self._operations.do(name, workers, work, by=by, same=same)

@@ -46,6 +46,8 @@ class AdapterRoutes:
         routes.add("POST", "/v1/unload_lora_adapter", self.unload)
         routes.add("GET", "/v1/loras", self.list)
         routes.add("POST", "/load_lora_adapter", self.load_for_prime_rl)
+        # A trainer that speaks to each worker means all of them: the first one's load is what the others' join.
+        routes.add("POST", "/workers/<id>/load_lora_adapter", self.load_for_prime_rl)
 
     async def load(self, request: HTTPRequest) -> HTTPReply:
         """Load an adapter on every worker."""

@@ -1,16 +1,22 @@
-"""Prime-RL's dialect on the data plane: what its rollout clients expect of a server beyond vLLM's own contract.
+"""Prime-RL's dialect: what its rollout clients and its orchestrator expect of a server beyond vLLM's own contract.
 
-Its orchestrator and environment servers point here unmodified. Most of what they need is the path's own (named tokens, the prompt's
-own token first, `usage`, sessions, the worker's words for an over-long prompt); this plugin adds the rest.
+They point here unmodified. Most of what they need is the core's own (named tokens, the prompt's own token first, `usage`, sessions, the
+worker's words for an over-long prompt, `/pause` and `/resume`); this plugin adds the rest.
 """
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Final, Literal
 
-from core import Call, GenerateReply, HTTPReply, HTTPRequest, PluginSettings, Proxy, Routes, hookimpl
+from core import Call, Cohort, GenerateReply, HTTPReply, HTTPRequest, PluginSettings, Proxy, Routes, hookimpl
 from plugins.prime_rl.bridged import BridgedTurns
+from plugins.prime_rl.broadcaster import Broadcaster, number
 from plugins.prime_rl.finite import check_finite
 from plugins.prime_rl.sessions import session_of
 from plugins.prime_rl.unknown_keys import UnknownKeys
+from plugins.prime_rl.weight_dir import translate
+
+#: For all workers, and for one.
+_SCOPES: Final = ("", "/workers/<id>")
 
 
 class Settings(PluginSettings, frozen=True):
@@ -22,18 +28,22 @@ class Settings(PluginSettings, frozen=True):
     unknown_sampling_keys: Literal["in-sessions", "ignore", "refuse"] = "in-sessions"
     #: Answer 500 instead of a unary reply in which the logprob of a token isn't finite; vLLM writes −9999.0 for it.
     finite_logprobs: bool = True
+    #: After an update from a folder `…/step_7`, label the weights "7": the salt of the rollouts that begin with them.
+    label_weights: bool = True
 
 
 class PrimeRL:
-    """Prime-RL's dialect of `/inference/v1/generate`, and its `/finish_session`."""
+    """Prime-RL's dialect of `/inference/v1/generate` and `/update_weights`, its `/init_broadcaster` and its `/finish_session`."""
 
     settings_type = Settings
 
     def __init__(self, settings: Settings) -> None:
         self._unknown_keys = settings.unknown_sampling_keys
         self._finite = settings.finite_logprobs
+        self._label = settings.label_weights
         self._ignored = UnknownKeys()
         self._bridged = BridgedTurns()
+        self._broadcaster: Broadcaster  # as soon as there are routes
 
     @hookimpl
     def register_routes(self, routes: Routes, proxy: Proxy) -> None:
@@ -43,7 +53,23 @@ class PrimeRL:
             proxy.finish_session(session_of(request))
             return HTTPReply.json({"status": "ok"})
 
+        self._broadcaster = Broadcaster(routes)
         routes.add("POST", "/finish_session", finish_session)
+        for scope in _SCOPES:
+            routes.add("POST", f"{scope}/init_broadcaster", self._broadcaster.init)
+
+    @hookimpl
+    def translate_weight_update(self, body: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """See `core.hookspecs`."""
+        translated = translate(body, label=self._label)
+        if translated:
+            self._broadcaster.demand_joined()
+        return translated
+
+    @hookimpl
+    def number_ranks(self, body: Mapping[str, Any], cohort: Cohort, index: int) -> Mapping[str, Any] | None:
+        """See `core.hookspecs`."""
+        return number(body, cohort, index)
 
     @hookimpl(trylast=True)  # after every plugin that claims a key, or wants routed experts
     def receive_call(self, call: Call) -> None:
