@@ -145,6 +145,7 @@ class Administration:
 
         async def work(operation: Operation) -> None:
             self._standings.of(worker).draining = False
+            self._standings.of(worker).spoiled.clear()
             self._standings.mend(worker)
             if self._standings.of(worker).paused and not self._standings.others_are_held(worker):
                 await self.pausing.start_again(operation, [worker])

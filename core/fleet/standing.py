@@ -26,12 +26,16 @@ class Standing:
         self.asleep = False
         #: An update was started and not finished. vLLM 0.33: a forward pass now kills the engine.
         self.updating = False
+        #: That update is of the draft model's weights alone.
+        self.draft = False
         #: Since the start, weights have arrived.
         self.received = False
         #: The engine may think that an update is running, whatever has become of it; it then refuses to start another.
         self.session = False
         #: Why it is quarantined: it failed an update, or somebody has said so. A complete update ends that.
         self.failed = ""
+        #: Which weights have to be replaced completely before it may run again.
+        self.spoiled: set[Literal["model", "draft"]] = set()
         self.draining = False
         #: What blocks its engine just now.
         self.blocked_by = ""
@@ -65,15 +69,16 @@ class Standings:
     def fail(self, worker: Worker, reason: str) -> None:
         """Quarantine a worker: it takes no calls and is not resumed before it was updated completely, or released."""
         standing = self.of(worker)
+        standing.spoiled.add("draft" if standing.updating and standing.draft else "model")
         standing.failed, standing.updating, standing.waits = reason, False, False
         log.error("fleet.quarantined", worker=worker.id, reason=reason)
         self._note(worker)
         self.show(worker)
 
-    def begin(self, worker: Worker) -> None:
-        """Its weights are going to be replaced."""
+    def begin(self, worker: Worker, *, draft: bool = False) -> None:
+        """Its weights are going to be replaced, or those of its draft model."""
         standing = self.of(worker)
-        standing.updating, standing.received, standing.session = True, False, True
+        standing.updating, standing.received, standing.session, standing.draft = True, False, True, draft
         self._note(worker)
         self.show(worker)
 
@@ -99,10 +104,13 @@ class Standings:
         self.show(worker)
 
     def mend(self, worker: Worker) -> None:
-        """Its weights are whole."""
+        """The weights that were replaced are whole; it may run again unless the others were spoiled before."""
         standing = self.of(worker)
+        standing.spoiled.discard("draft" if standing.draft else "model")
+        standing.draft = False
         if standing.updating or standing.failed:
-            standing.updating, standing.failed, standing.session = False, "", False
+            standing.updating, standing.session = False, False
+            standing.failed = standing.failed if standing.spoiled else ""
             self._note(worker)
         self.show(worker)
 
@@ -144,6 +152,7 @@ class Standings:
             standing.session = noted["state"] != "whole"
         elif self.others_are_held(worker):
             standing.waits = True
+        standing.spoiled = {"model"} if standing.failed else set()
         self.show(worker)
 
     def others_are_held(self, worker: Worker) -> bool:

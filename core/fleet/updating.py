@@ -71,21 +71,24 @@ class Updating:
 
         return await self._join(name, workers, Cohort.of(workers), join, by=by, same=_digest(shares))
 
-    async def start(self, workers: Sequence[Worker], *, by: str) -> None:
-        """Start an update. Workers that are not paused are paused first, frozen as they are, and resumed when it has finished."""
+    async def start(self, workers: Sequence[Worker], *, by: str, draft: bool = False) -> None:
+        """Start an update, or one of the draft model's weights alone.
+
+        Workers that are not paused are paused first, frozen as they are, and resumed when it has finished.
+        """
 
         async def work(operation: Operation) -> None:
             self._demand_group(operation, workers)
-            waiting = [worker for worker in workers if not self._is_started(worker)]
+            waiting = [worker for worker in workers if not self._is_started(worker, draft=draft)]
             self._block(waiting, "a weight update is starting")
             try:
                 running = await self._pausing.freeze(operation, waiting)
                 await self.abandon(operation, waiting)
                 before = {worker: self._standings.weights(worker) for worker in waiting}
                 for worker in waiting:
-                    self._standings.begin(worker)
+                    self._standings.begin(worker, draft=draft)
                 await self._journal.flush()
-                started = await operation.ask(waiting, lambda control: control.start_weight_update(), deadline=None)
+                started = await operation.ask(waiting, lambda control: control.start_weight_update(draft=draft), deadline=None)
             finally:
                 self._block(waiting, "")
             if started.refused and started.failures:
@@ -94,7 +97,7 @@ class Updating:
                 await self.go_on(operation, running)
             self._judge(operation, started)
 
-        await self._operations.do("start_weight_update", workers, work, by=by)
+        await self._operations.do("start_draft_weight_update" if draft else "start_weight_update", workers, work, by=by)
 
     async def receive(self, workers: Sequence[Worker], info: Mapping[str, Any] | Sequence[Any], *, by: str) -> None:
         """Receive weights: one `update_info` for all, or a list with an element for each rank of all workers."""
@@ -230,7 +233,8 @@ class Updating:
 
     async def go_on(self, operation: Operation, workers: "Sequence[Worker] | Mapping[Worker, Any]") -> None:
         """Resume, as a part of an operation, those workers that were paused for an update."""
-        paused = [worker for worker in workers if self._standings.of(worker).paused == "update"]
+        standings = {worker: self._standings.of(worker) for worker in workers}
+        paused = [worker for worker, standing in standings.items() if standing.paused == "update" and not standing.failed]
         if paused:
             await self._pausing.start_again(operation, paused)
 
@@ -249,10 +253,10 @@ class Updating:
             self._standings.fail(worker, f"{operation.name}: {failure.reason}")
         raise FleetFailed(operation.name, answers.failures, "Quarantined; the other workers go on")
 
-    def _is_started(self, worker: Worker) -> bool:
+    def _is_started(self, worker: Worker, *, draft: bool) -> bool:
         """Whether it is where a start leads: one that failed on others may be repeated."""
         standing = self._standings.of(worker)
-        return standing.updating and not standing.received
+        return standing.updating and not standing.received and standing.draft == draft
 
     def _members(self, operation: Operation, workers: Sequence[Worker]) -> list[Worker]:
         """The workers on which an update is running; there must be one."""

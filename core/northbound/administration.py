@@ -92,6 +92,7 @@ class _Handlers:
             ("POST", "/reset_prefix_cache", self.reset_prefix_cache),
             ("POST", "/init_weight_transfer_engine", self.init_weight_transfer_engine),
             ("POST", "/start_weight_update", self.start_weight_update),
+            ("POST", "/start_draft_weight_update", self.start_draft_weight_update),
             ("POST", "/update_weights", self.update_weights),
             ("POST", "/finish_weight_update", self.finish_weight_update),
             ("POST", "/update_weight_version", self.update_weight_version),
@@ -150,6 +151,10 @@ class _Handlers:
     async def start_weight_update(self, request: HTTPRequest) -> HTTPReply:
         await self._administration.updating.start(self._workers(request, update=True), by=who(request))
         return HTTPReply.json({"message": "Weight update started"})
+
+    async def start_draft_weight_update(self, request: HTTPRequest) -> HTTPReply:
+        await self._administration.updating.start(self._workers(request), by=who(request), draft=True)
+        return HTTPReply.json({"message": "Draft weight update started"})
 
     async def update_weights(self, request: HTTPRequest) -> HTTPReply:
         """Receive weights; or what a plugin makes of another body."""

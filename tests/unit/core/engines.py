@@ -94,6 +94,9 @@ class Engine:
         assert self.paused, "a forward pass may come now: this engine would be dead"
         self.updating = self.broken = True
 
+    async def start_draft_weight_update(self, _: object) -> None:
+        await self.start_weight_update(_)
+
     async def update_weights(self, request: vllm.UpdateWeightsRequest) -> None:
         info = json.loads(request.update_info_json)
         try:

@@ -105,6 +105,39 @@ async def test_a_complete_update_ends_a_quarantine():
         assert [engine.version for engine in fleet.engines] == ["9", "9"]
 
 
+async def test_an_update_of_the_draft_model_mends_no_other_weights():
+    async with administered() as fleet:
+        await fleet.start()
+        fleet.engines[0].fails["update"] = [broken("shapes differ")]
+        with pytest.raises(FleetFailed):
+            await fleet.receive()
+        await fleet.finish("8")
+        await fleet.updating.start(fleet.workers, by="me", draft=True)
+        await fleet.receive()
+        await fleet.finish(None)
+        assert [(worker.state, worker.reason) for worker in fleet.workers] == [
+            ("quarantined", "update_weights: shapes differ"),
+            ("ready", ""),
+        ]
+        await fleet.update("9")
+        assert fleet.states == ["ready", "ready"]
+
+
+async def test_a_draft_model_that_was_not_replaced_completely_is_mended_by_nothing_else():
+    async with administered() as fleet:
+        await fleet.updating.start(fleet.workers, by="me", draft=True)
+        fleet.engines[0].fails["update"] = [broken("shapes differ")]
+        with pytest.raises(FleetFailed):
+            await fleet.receive()
+        await fleet.finish(None)
+        await fleet.update("9")
+        assert fleet.states == ["quarantined", "ready"]
+        await fleet.updating.start(fleet.workers, by="me", draft=True)
+        await fleet.receive()
+        await fleet.finish(None)
+        assert fleet.states == ["ready", "ready"]
+
+
 async def test_who_fails_at_the_start_is_quarantined_and_the_others_go_on():
     async with administered() as fleet:
         fleet.engines[1].fails["start"] = [broken()]
