@@ -25,7 +25,7 @@ from core.registry import Registry, load_plugins
 from core.routes import Routes
 from core.routing import Routing
 from core.serving.asgi import ASGIApp, Receive, Scope, Send
-from core.serving.client import MIB
+from core.serving.client import MIB, Clients
 from core.settings import Settings
 
 log = structlog.stdlib.get_logger()
@@ -44,11 +44,12 @@ class Proxy:
         self._routing = Routing(registry, settings.routing)
         placer = Placer(registry, self.fleet, self._routing)
         path = Path(registry, placer, self._metrics, retries=settings.routing.retries)
+        self._clients = Clients(settings.server.stall_timeout)
         #: Runs a part of a call, for `begin_attempt`: `reply, outcome = await proxy.leg(call)`, see `core.path.Path.leg`.
         self.leg = path.leg
         #: Relays a request to a worker's HTTP server, as a handler of `Routes.add_streamed`: `await proxy.relay(exchange)`.
-        self.relay = Relay(path, stall_timeout=settings.server.stall_timeout)
-        self._generate = GenerateRoute(path, settings.server)
+        self.relay = Relay(path, self._clients)
+        self._generate = GenerateRoute(path, self._clients, settings.server)
         self._routes = Routes(max_body_bytes=settings.server.max_body_mib * MIB)
         add_status_routes(self._routes, self.fleet, self.administration, self._metrics, registry)
         add_administration_routes(self._routes, self.administration, registry)
@@ -70,8 +71,12 @@ class Proxy:
         self.registry.tell("session_finished", session_id=session_id)
 
     async def run(self) -> None:
-        """Run the fleet and its administration. Cancellation: the workers leave, and operations end where they stand."""
+        """Run the fleet and its administration, and let go of clients that stall.
+
+        Cancellation: the workers leave, and operations end where they stand.
+        """
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._clients.run)
             nursery.start_soon(self.administration.run)
             nursery.start_soon(self.fleet.run, self.settings.workers)
 

@@ -10,21 +10,19 @@ from core.errors import CallError, ClientGone
 from core.northbound.headers import encode_headers
 from core.path import Path
 from core.serving.asgi import Receive, Send
-from core.serving.client import Client, connected
+from core.serving.client import Client, Clients
 
 _encoder = msgspec.json.Encoder()
 
 
 @asynccontextmanager
-async def answering(
-    path: Path, call: Call, receive: Receive, send: Send, *, stall_timeout: float
-) -> AsyncGenerator[tuple[Outcome, Client], None]:
+async def answering(path: Path, clients: Clients, call: Call, receive: Receive, send: Send) -> AsyncGenerator[tuple[Outcome, Client], None]:
     """The scope of a call and of its client: the call settles when both are done, and is cancelled when its client is lost.
 
     For after the body was read: nobody else may await `receive`.
     """
     with path.settling(call) as outcome:
-        async with connected(receive, send, stall_timeout=stall_timeout) as client:
+        async with clients.connected(receive, send) as client:
             yield outcome, client
         if client.gone or client.stalled:
             outcome.kind, outcome.status, outcome.error = "client-gone", ClientGone().status, "stalled" if client.stalled else ""

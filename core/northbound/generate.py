@@ -14,7 +14,7 @@ from core.northbound.events import EventStream
 from core.northbound.headers import decode_headers
 from core.path import Path
 from core.serving.asgi import Receive, Scope, Send
-from core.serving.client import MIB, Client, read_body
+from core.serving.client import MIB, Client, Clients, read_body
 from core.settings import ServerSettings
 
 PATH = "/inference/v1/generate"
@@ -25,8 +25,9 @@ _encoder = msgspec.json.Encoder()
 class GenerateRoute:
     """The ASGI handler of the generate route."""
 
-    def __init__(self, path: Path, settings: ServerSettings) -> None:
+    def __init__(self, path: Path, clients: Clients, settings: ServerSettings) -> None:
         self._path = path
+        self._clients = clients
         self._settings = settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -44,7 +45,7 @@ class GenerateRoute:
             await send_error(send, error, echoed_id(headers))
             return
         del data  # may be tens of megabytes, and the call may last for hours
-        async with answering(self._path, call, receive, send, stall_timeout=self._settings.stall_timeout) as (outcome, client):
+        async with answering(self._path, self._clients, call, receive, send) as (outcome, client):
             await self._answer(call, outcome, client)
 
     async def _answer(self, call: Call, outcome: Outcome, client: Client) -> None:

@@ -20,7 +20,7 @@ from core.northbound.headers import encode_headers
 from core.path import Path
 from core.relayed import RelayedBody
 from core.routes import Exchange
-from core.serving.client import Client
+from core.serving.client import Client, Clients
 from core.wire.http_relay import Answer, RelayedRequest, ask
 
 #: Members that the core reads; the others are the call's `unclaimed`.
@@ -48,14 +48,11 @@ class Reader(Protocol):
 
 
 class Relay:
-    """Relays requests whose body is a JSON object. The worker's own `Authorization` goes with them, never the client's.
+    """Relays requests whose body is a JSON object. The worker's own `Authorization` goes with them, never the client's."""
 
-    `stall_timeout`, in seconds: a client that reads nothing for so long loses its call.
-    """
-
-    def __init__(self, path: Path, *, stall_timeout: float) -> None:
+    def __init__(self, path: Path, clients: Clients) -> None:
         self._path = path
-        self._stall_timeout = stall_timeout
+        self._clients = clients
 
     async def __call__(self, exchange: Exchange, reader: Reader | None = None) -> None:
         """Relay one request to the same path of a worker, and write its answer.
@@ -73,7 +70,7 @@ class Relay:
             assert choice.worker.http is not None  # it wouldn't be eligible
             return ask(choice.worker.http, request if choice.rank is None else _at_rank(request, choice.rank), data)
 
-        async with answering(self._path, call, exchange.receive, exchange.send, stall_timeout=self._stall_timeout) as (outcome, client):
+        async with answering(self._path, self._clients, call, exchange.receive, exchange.send) as (outcome, client):
             reply: _Reply | None = None
             try:
                 async with self._path.relayed(call, outcome, body, ask_worker) as answer:

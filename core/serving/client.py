@@ -1,14 +1,15 @@
 """Whoever sent a request: its body, its going away, its not reading on.
 
 ASGI tells of a disconnect only to somebody who awaits `receive()`, and `send` stays silent about it, so one task waits there from the
-moment the body is complete. And a server's `send()` need not end when it is cancelled (hypercorn's trio worker shields it), so a client
-that stops reading would pin the handler and, with it, the worker's stream. Neither is waited for here: the upstream is released from
-outside.
+moment the body is complete (`headrace serve` calls a function instead). And a server's `send()` need not end when it is cancelled
+(hypercorn's trio worker shields it), so a client that stops reading would pin the handler and, with it, the worker's stream. Neither is
+waited for here: the upstream is released from outside.
 """
 
 import math
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Final
 
 import trio
@@ -16,6 +17,7 @@ import trio
 from core.beside import beside
 from core.errors import CallError, ClientGone
 from core.serving.asgi import Message, Receive, Send
+from core.serving.inbox import Inbox
 
 MIB: Final = 1 << 20
 
@@ -51,7 +53,7 @@ async def read_body(receive: Receive, limit: int = 64 * MIB) -> bytes:
 
 
 class Client:
-    """The client of one request, see `connected`."""
+    """The client of one request, see `Clients.connected`."""
 
     #: The client has closed its connection before the reply was complete.
     gone: bool = False
@@ -62,6 +64,8 @@ class Client:
         self._send = send
         self._sending_since = math.inf
         self._complete = False
+        #: What is done for the client; cancelled when it is lost.
+        self.scope = trio.CancelScope()
         #: Called once, from another task, when the client is lost (or the handler cancelled) while a `send` is pending, because that
         #: `send` may keep the handler for ever. It releases what the handler holds upstream; it neither blocks nor raises.
         self.release: Callable[[], object] = _nothing
@@ -76,42 +80,76 @@ class Client:
         finally:
             self._sending_since = math.inf
 
-    async def watch(self, receive: Receive, stall_timeout: float) -> None:
-        """Return when the client is lost; `connected` runs this beside the handler."""
+    def leave(self) -> None:
+        """The client has gone. Servers also say so once the reply is complete; then it means nothing."""
+        if not self._complete:
+            self.gone = True
+            self._lose()
+
+    def check(self, latest: float) -> None:
+        """Lose the client if a `send` is pending that has begun before `latest`."""
+        if self._sending_since < latest:
+            self.stalled = True
+            self._lose()
+
+    async def watch(self, receive: Receive) -> None:
+        """Wait for the client to leave. Cancellation is that of the handler, which a pending `send` may keep from taking notice."""
         try:
-            while not self.stalled:
-                with trio.move_on_after(stall_timeout / 4):
-                    while (await receive())["type"] != "http.disconnect":
-                        pass
-                    # Servers also say so once the reply is complete.
-                    self.gone = not self._complete
-                    return
-                self.stalled = trio.current_time() - self._sending_since > stall_timeout
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            self.leave()
         finally:
-            if self._sending_since < math.inf:
-                self.release()
+            self._let_go()
+
+    def _lose(self) -> None:
+        self.scope.cancel()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._sending_since < math.inf:
+            release, self.release = self.release, _nothing
+            release()
 
 
 def _nothing() -> None:
     pass
 
 
-@asynccontextmanager
-async def connected(receive: Receive, send: Send, *, stall_timeout: float = 60.0) -> AsyncGenerator[Client]:
-    """Run the body of the `async with` for as long as the client is there and reads.
+class Clients:
+    """All clients that are being answered. `stall_timeout`, in seconds: one that takes nothing for so long is lost."""
 
-    For after `read_body`: from here on nobody else awaits `receive`. When the client closes its connection, or leaves one `send` pending
-    for `stall_timeout` seconds (noticed within a quarter more), the body is cancelled, and the block ends without an exception, with
-    `gone` or `stalled` set. An exception of the body comes out as it is, in no group.
+    def __init__(self, stall_timeout: float) -> None:
+        self._stall_timeout = stall_timeout
+        self._connected: set[Client] = set()
 
-    Costs a task for the request, and for each message the reading of a clock.
-    """
-    client = Client(send)
+    @asynccontextmanager
+    async def connected(self, receive: Receive, send: Send) -> AsyncGenerator[Client]:
+        """Run the body of the `async with` for as long as the client is there and reads.
 
-    async def watch() -> None:
-        await client.watch(receive, stall_timeout)
-        if client.gone or client.stalled:
-            scope.cancel()
+        For after `read_body`: from here on nobody else awaits `receive`. When the client closes its connection, or leaves one `send`
+        pending for the stall time-out, the body is cancelled, and the block ends without an exception, with `gone` or `stalled` set. An
+        exception of the body comes out as it is, in no group.
 
-    async with beside(watch) as scope:
-        yield client
+        Costs a task for the request, unless the server tells of the client's going by itself (`Inbox`), and for each message the reading
+        of a clock.
+        """
+        client = Client(send)
+        self._connected.add(client)
+        try:
+            with client.scope:
+                if isinstance(receive, Inbox):
+                    receive.on_disconnect(client.leave)
+                    yield client
+                else:
+                    async with beside(partial(client.watch, receive)):
+                        yield client
+        finally:
+            self._connected.discard(client)
+
+    async def run(self) -> None:
+        """Look for clients that stall, four times within the time-out, until cancelled."""
+        while True:
+            await trio.sleep(self._stall_timeout / 4)
+            latest = trio.current_time() - self._stall_timeout
+            for client in list(self._connected):
+                client.check(latest)

@@ -22,12 +22,10 @@ from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr  # pyright: ignore[reportUnknownVariableType]
 
 from core.serving.asgi import ASGIApp, Message, Scope
+from core.serving.inbox import Inbox
 
 #: Bytes of one read.
 _READ: Final = 1 << 16
-#: Messages of a request's body that wait for its handler, of one read each; then reading stops.
-_INBOX: Final = 10
-
 #: Pieces of one write: the head and the body of a response, or frames of HTTP/2. (Linux takes 1024.)
 _PIECES: Final = 64
 
@@ -145,11 +143,11 @@ class Connection:
         self, _app: object, _config: Config, scope: Any, send: Callable[[Any], Awaitable[None]]
     ) -> Callable[[Any], Awaitable[None]]:
         """Hypercorn's task group: run the handler of a request; returns what takes the messages for it."""
-        inbox = _Inbox()
+        inbox = Inbox()
         self._tasks.start_soon(self._answer, scope, inbox, send)
         return inbox.put
 
-    async def _answer(self, scope: Scope, inbox: "_Inbox", send: Callable[[Message | None], Awaitable[None]]) -> None:
+    async def _answer(self, scope: Scope, inbox: Inbox, send: Callable[[Message | None], Awaitable[None]]) -> None:
         async def app_send(message: Message) -> None:
             await trio.lowlevel.checkpoint_if_cancelled()
             # As ASGI wants it, the head goes with the first of the body: one write and one packet. Nothing suspends while it is held.
@@ -160,44 +158,9 @@ class Connection:
                 self._hold = False
 
         try:
-            await self._app(scope, inbox.get, app_send)
+            await self._app(scope, inbox, app_send)
         except Exception:  # noqa: BLE001 - the server's to log and to answer, whatever it is
             await self._config.log.exception("Error in ASGI Framework")
         finally:
             inbox.close()
             await send(None)
-
-
-class _Inbox:
-    """Messages for the handler of one request."""
-
-    __slots__ = ("_closed", "_messages", "_room", "_waiting")
-
-    def __init__(self) -> None:
-        self._messages: deque[Message] = deque()
-        self._waiting = trio.lowlevel.ParkingLot()
-        self._room = trio.lowlevel.ParkingLot()
-        self._closed = False
-
-    async def put(self, message: Message) -> None:
-        """Add a message; waits while there are too many. That the client has gone is said at once."""
-        self._messages.append(message)
-        self._waiting.unpark()
-        if message["type"] == "http.disconnect":
-            self._room.unpark_all()
-            return
-        while len(self._messages) > _INBOX and not self._closed:
-            await self._room.park()
-
-    async def get(self) -> Message:
-        """ASGI's `receive`. Cancellation: loses no message."""
-        await trio.lowlevel.checkpoint_if_cancelled()
-        while not self._messages:
-            await self._waiting.park()
-        self._room.unpark()
-        return self._messages.popleft()
-
-    def close(self) -> None:
-        """Nobody will read: let go of whoever waits for room."""
-        self._closed = True
-        self._room.unpark_all()

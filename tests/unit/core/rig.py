@@ -16,6 +16,7 @@ from core.path import Path
 from core.placement import Placer
 from core.registry import Loaded, Registry
 from core.routing import Routing
+from core.serving.client import Clients
 from core.settings import GateSettings, ProbeSettings, Role, RoutingSettings, ServerSettings, WorkerSettings
 from core.wire.lane import Lane
 from plugins.routing_round_robin import RoundRobin
@@ -76,7 +77,9 @@ class Rig:
         self.routing = Routing(self.registry, routing or RoutingSettings(policies=list(policies)))
         self.placer = Placer(self.registry, self.fleet, self.routing)
         self.path = Path(self.registry, self.placer, self.metrics, retries=retries)
-        self.route = GenerateRoute(self.path, server or ServerSettings())
+        server = server or ServerSettings()
+        self.clients = Clients(server.stall_timeout)
+        self.route = GenerateRoute(self.path, self.clients, server)
 
     def move(self, worker: Worker, state: State, reason: str = "in a test") -> None:
         """What the fleet does when a probe says so."""

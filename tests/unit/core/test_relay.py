@@ -30,7 +30,7 @@ class Relayed(Rig):
 
     def __init__(self, *workers: Any, reader: Any = None, **options: Any) -> None:
         super().__init__(*workers, **options)
-        relay = Relay(self.path, stall_timeout=60.0)
+        relay = Relay(self.path, self.clients)
 
         async def handle(exchange: Exchange) -> None:
             await relay(exchange, reader)

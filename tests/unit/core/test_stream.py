@@ -5,6 +5,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from core.beside import beside
 from core.call import Call
 from core.errors import CallError, WorkerLost
 from core.hookspecs import hookimpl
@@ -144,7 +145,7 @@ async def test_a_client_that_does_not_read_loses_its_worker_even_while_the_serve
     rig = Rig(make_worker("a", lane), server=ServerSettings(stall_timeout=8.0, keep_alive_interval=0))
     browser = Browser(stream())
     browser.reads = trio.Event()
-    async with trio.open_nursery() as nursery:
+    async with trio.open_nursery() as nursery, beside(rig.clients.run):
         nursery.start_soon(browser.ask, rig)
         await trio.sleep(7)
         assert lane.released == 0

@@ -13,8 +13,9 @@ from contextlib import asynccontextmanager, suppress
 import sniffio
 import trio
 
+from core.beside import beside
 from core.serving.application import Application
-from core.serving.client import connected, read_body
+from core.serving.client import Clients, read_body
 from core.serving.server import ServeOptions, serve
 
 MIB = 1 << 20
@@ -77,7 +78,7 @@ async def tick(query, body, receive, send):
 async def wait(query, body, receive, send):
     """Wait until the client goes; with `?stream`, after a first chunk."""
     try:
-        async with connected(receive, send) as client:
+        async with Clients(60).connected(receive, send) as client:
             if query == "stream":
                 await start(client.send)
                 await chunk(client.send, b"one")
@@ -91,7 +92,8 @@ async def wait(query, body, receive, send):
 async def flood(query, body, receive, send):
     """Stream without end; a client that stalls for the seconds of the query is let go."""
     try:
-        async with connected(receive, send, stall_timeout=float(query)) as client:
+        clients = Clients(float(query))
+        async with beside(clients.run), clients.connected(receive, send) as client:
             client.release = lambda: event("released")
             await start(client.send)
             event("flooding")

@@ -1,11 +1,14 @@
 """The client of a request: its body, its going, its stalling. On the virtual clock, with a scripted server."""
 
+from contextlib import asynccontextmanager
+
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from core.beside import beside
 from core.errors import CallError, ClientGone
-from core.serving.client import connected, read_body
+from core.serving.client import Clients, read_body
 
 START = {"type": "http.response.start", "status": 200, "headers": []}
 DISCONNECT = {"type": "http.disconnect"}
@@ -40,6 +43,13 @@ class Server:
 @pytest.fixture
 def server():
     return Server()
+
+
+@asynccontextmanager
+async def connected(server):
+    clients = Clients(stall_timeout=60)
+    async with beside(clients.run), clients.connected(server.receive, server.send) as client:
+        yield client
 
 
 def part(body, *, more):
@@ -80,7 +90,7 @@ async def test_a_client_that_leaves_during_the_upload_is_gone(server):
 
 
 async def test_a_disconnect_before_the_first_byte_cancels_the_handler(server):
-    async with connected(server.receive, server.send) as client:
+    async with connected(server) as client:
         server.disconnect()
         await trio.sleep_forever()
     assert client.gone
@@ -88,7 +98,7 @@ async def test_a_disconnect_before_the_first_byte_cancels_the_handler(server):
 
 
 async def test_the_disconnect_that_follows_a_complete_reply_is_none(server):
-    async with connected(server.receive, server.send) as client:
+    async with connected(server) as client:
         await client.send(START)
         await client.send(part(b"all", more=False))
         server.disconnect()
@@ -98,7 +108,7 @@ async def test_the_disconnect_that_follows_a_complete_reply_is_none(server):
 
 
 async def test_a_handler_that_is_done_waits_for_nobody(server):
-    async with connected(server.receive, server.send) as client:
+    async with connected(server) as client:
         await client.send(START)
         await client.send(part(b"all", more=False))
     assert [message["type"] for message in server.sent] == ["http.response.start", "http.response.body"]
@@ -107,7 +117,7 @@ async def test_a_handler_that_is_done_waits_for_nobody(server):
 
 async def test_an_exception_of_the_handler_comes_out_as_it_is(server):
     with pytest.raises(ZeroDivisionError):
-        async with connected(server.receive, server.send):
+        async with connected(server):
             raise ZeroDivisionError
 
 
@@ -115,7 +125,7 @@ async def test_a_pinned_send_releases_the_upstream_while_it_is_still_pending(ser
     released = trio.Event()
 
     async def handler():
-        async with connected(server.receive, server.send, stall_timeout=60) as client:
+        async with connected(server) as client:
             client.release = released.set
             await client.send(START)
         assert client.stalled
@@ -130,7 +140,7 @@ async def test_a_pinned_send_releases_the_upstream_while_it_is_still_pending(ser
 
 
 async def test_a_slow_client_that_reads_on_is_kept(server, autojump_clock):
-    async with connected(server.receive, server.send, stall_timeout=60) as client:
+    async with connected(server) as client:
         client.release = lambda: pytest.fail("released")
         await client.send(START)
         for _ in range(10):
@@ -142,7 +152,7 @@ async def test_a_slow_client_that_reads_on_is_kept(server, autojump_clock):
 
 
 async def test_a_long_silence_between_two_messages_is_no_stall(server, autojump_clock):
-    async with connected(server.receive, server.send, stall_timeout=60) as client:
+    async with connected(server) as client:
         await client.send(START)
         await trio.sleep(3600)
         await client.send(part(b"late", more=False))
@@ -156,7 +166,7 @@ async def test_a_pinned_send_is_released_at_once_when_the_call_is_over(server, h
 
     async def handler():
         with scope:
-            async with connected(server.receive, server.send) as client:
+            async with connected(server) as client:
                 client.release = released.set
                 await client.send(START)
 

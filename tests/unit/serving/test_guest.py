@@ -11,7 +11,8 @@ import pytest
 import sniffio
 import trio
 
-from core.serving.client import connected
+from core.beside import beside
+from core.serving.client import Clients
 from core.serving.guest import on_asyncio
 
 SCOPE = {"type": "http"}
@@ -353,7 +354,8 @@ def test_requests_that_end_in_every_way_at_any_moment_leave_nothing(seed):
     dice = random.Random(seed)
 
     async def handler(scope, receive, send):
-        async with connected(receive, send, stall_timeout=0.02) as client:
+        clients = Clients(0.02)
+        async with beside(clients.run), clients.connected(receive, send) as client:
             for _ in range(dice.randrange(10)):
                 await dice.choice((trio.lowlevel.checkpoint, partial(trio.sleep, 0.001), partial(client.send, MESSAGE)))()
                 with trio.move_on_after(dice.random() / 500):
