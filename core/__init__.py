@@ -13,14 +13,15 @@ from core.hookspecs import Choice, hookimpl
 from core.northbound.body import refusing
 from core.northbound.models import ModelCard
 from core.proxy import Proxy
-from core.reply import GenerateReply, Output
+from core.reply import GenerateReply, Output, PromptTokensDetails
 from core.routes import Exchange, HTTPReply, HTTPRequest, Routes
 from core.settings import PluginSettings, Role, Settings, WorkerSettings
-from core.wire.needs import OVER_GRPC, OVER_HTTP
+from core.wire.needs import OVER_GRPC, OVER_HTTP, STREAMED_PROMPT_LOGPROBS
 
 __all__ = [
     "OVER_GRPC",
     "OVER_HTTP",
+    "STREAMED_PROMPT_LOGPROBS",
     "BadRequest",
     "Call",
     "CallError",
@@ -39,6 +40,7 @@ __all__ = [
     "Outcome",
     "Output",
     "PluginSettings",
+    "PromptTokensDetails",
     "Proxy",
     "Role",
     "Routes",

@@ -6,24 +6,24 @@ The simplest policy, and the fair one when calls are alike. It knows nothing of 
 from collections import Counter
 from collections.abc import Sequence
 
-from core import Call, Choice, Worker, hookimpl
+from core import Call, Choice, Role, Worker, hookimpl
 
 _REASON = "round-robin"
 
 
 class RoundRobin:
-    """Turns are counted per model, so that two models in a fleet don't disturb each other's order."""
+    """Turns are counted per model and role: two models, or the prefill and decode of each call, don't disturb each other's order."""
 
     def __init__(self) -> None:
-        self._turns: Counter[str] = Counter()
+        self._turns: Counter[tuple[str, Role | None]] = Counter()
 
     @hookimpl
     def choose_worker(self, call: Call, workers: Sequence[Worker]) -> Choice:
         """See `core.hookspecs`."""
-        return Choice(workers[self._turns[call.model] % len(workers)], _REASON)
+        return Choice(workers[self._turns[call.model, call.role] % len(workers)], _REASON)
 
     @hookimpl
     def attempt_started(self, call: Call, choice: Choice) -> None:
         """See `core.hookspecs`."""
         if choice.reason is _REASON:  # another policy's choice is nobody's turn
-            self._turns[call.model] += 1
+            self._turns[call.model, call.role] += 1

@@ -31,6 +31,12 @@ def test_each_model_has_turns_of_its_own():
     assert turns(policy, (A, B), 1, model="x") == [B]
 
 
+def test_each_role_has_turns_of_its_own():
+    policy = RoundRobin()
+    chosen = [turns(policy, (A, B), 1, role=role) for _ in range(2) for role in ("prefill", "decode")]
+    assert chosen == [[A], [A], [B], [B]]
+
+
 def test_a_worker_that_leaves_takes_no_turns_and_the_others_go_on():
     policy = RoundRobin()
     turns(policy, (A, B, C), 2)

@@ -1,0 +1,151 @@
+"""Disaggregation: one worker computes the prompt, another one makes the output; a third may look at the images first.
+
+Long prompts then don't hold up those who are generating. The KV blocks go from worker to worker, NIXL's way, and what passes here is only
+where they are: this plugin runs a call's first parts, hands on what they return, and gives the client one reply.
+"""
+
+from collections.abc import Awaitable
+from http import HTTPStatus
+from typing import Annotated, Final
+
+from msgspec import Meta
+from msgspec.structs import replace
+
+from core import BadRequest, Call, CallError, GenerateReply, Outcome, Output, PluginSettings, Proxy, Role, Worker, hookimpl
+from plugins.disaggregation.legs import decode_call, encode_call, prefill_call
+from plugins.disaggregation.merging import Prefilled
+
+_NAME: Final = "disaggregation"
+
+
+class Settings(PluginSettings, frozen=True):
+    """`[plugins.disaggregation]`."""
+
+    #: A prompt of fewer tokens, those not counted that are known to be cached on a decode worker, is computed where the output is made.
+    threshold: Annotated[int, Meta(ge=0)] = 0
+    #: How long, in seconds, a decode call whose client has gone may wait for its first output. That output tells that the blocks have
+    #: come, and are freed on the prefill worker. vLLM's own lease of them lasts as long.
+    hold: Annotated[float, Meta(gt=0)] = 30.0
+
+
+class Disaggregation:
+    """The roles of the workers (`role` in the settings) say what is done: a model with prefill and decode workers is disaggregated."""
+
+    settings_type = Settings
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._proxy: Proxy | None = None
+        #: Every role that a worker has had; a fleet without prefill and encode workers costs a call one look at it.
+        self._roles: set[Role] = set()
+
+    @hookimpl
+    def run_service(self, proxy: Proxy) -> None:
+        """See `core.hookspecs`. There is no service: it's how a plugin gets to know the proxy."""
+        self._proxy = proxy
+        self._roles |= {worker.role for worker in proxy.settings.workers}
+
+    @hookimpl
+    def worker_joined(self, worker: Worker) -> None:
+        """See `core.hookspecs`."""
+        self._roles.add(worker.settings.role)
+
+    @hookimpl
+    def prepare_call(self, call: Call) -> None:
+        """See `core.hookspecs`."""
+        if call.relayed:
+            return
+        if call.kv_transfer_params:
+            self._follow(call)
+        elif "prefill" in self._roles and self._is_remote(call):
+            _check(call)
+            call.role = "decode"
+
+    @hookimpl
+    def begin_attempt(self, call: Call) -> Awaitable[Call] | None:
+        """See `core.hookspecs`."""
+        if call.role == "decode" and not call.kv_transfer_params:
+            return self._prefill(call) if self._has("decode", call, ready=True) else None  # else the core says why there is none
+        if call.kv_transfer_params:
+            return self._held(call) if call.kv_transfer_params.get("do_remote_prefill") else None
+        if "encode" in self._roles and call.identity.media and self._has("encode", call):
+            return self._encode(call)
+        return None
+
+    @hookimpl(tryfirst=True)
+    def lift_output(self, call: Call, output: Output) -> None:
+        """See `core.hookspecs`."""
+        prefilled: Prefilled | None = call.notes.get(_NAME) if call.role == "decode" else None
+        if prefilled is not None:
+            prefilled.complete_output(call, output)
+
+    @hookimpl(tryfirst=True)
+    def lift_result(self, call: Call, result: GenerateReply) -> None:
+        """See `core.hookspecs`."""
+        prefilled: Prefilled | None = call.notes.get(_NAME) if call.role == "decode" else None
+        if prefilled is not None:
+            prefilled.complete_reply(call, result)
+
+    def _follow(self, call: Call) -> None:
+        """A client that disaggregates by itself says what each of its calls is."""
+        params = call.kv_transfer_params or {}
+        role: Role | None = "prefill" if params.get("do_remote_decode") else "decode" if params.get("do_remote_prefill") else None
+        if role and self._has(role, call):
+            call.role = role
+        if role == "decode" and (call.sampling.n or 1) > 1:
+            raise BadRequest("sampling_params.n: the blocks of a remote prefill can be had once; send n calls", param="sampling_params.n")
+        if params.get("do_remote_prefill") and call.sampling.prompt_logprobs is not None:
+            name = "sampling_params.prompt_logprobs"
+            raise BadRequest(f"{name}: after a remote prefill the prefill's reply has them, and this one can't", param=name)
+
+    def _is_remote(self, call: Call) -> bool:
+        # Each of n outputs would need a hand-off of its own, since blocks can be had once; the decode worker's cache serves them better.
+        if (call.sampling.n or 1) > 1 or not (self._has("prefill", call) and self._has("decode", call)):
+            return False
+        return len(call.token_ids) >= self._settings.threshold
+
+    def _has(self, role: Role, call: Call, *, ready: bool = False) -> bool:
+        """Whether the call's model has a worker of that role: whether it can be reached or not, unless it must be `ready`."""
+        assert self._proxy is not None
+        fleet = self._proxy.fleet
+        workers = fleet.ready if ready else fleet.workers.values()
+        return any(w.role == role and (not call.model or not w.models or call.model in w.models) for w in workers)
+
+    async def _held(self, call: Call) -> Call:
+        return replace(call, stream=True, hold=self._settings.hold, retries=0)
+
+    async def _encode(self, call: Call) -> Call:
+        reply, leg = await self._leg(encode_call(call))
+        return replace(call, ec_transfer_params=reply.ec_transfer_params, legs=(*call.legs, _told("encode", leg)), retries=1)
+
+    async def _prefill(self, call: Call) -> Call:
+        """A hand-off is for one decode call: whether one that has failed got the blocks, nobody can tell, and when it did they are gone."""
+        begun = await self._encode(call) if call.identity.media and self._has("encode", call) else call
+        reply, leg = await self._leg(prefill_call(begun))
+        if not reply.kv_transfer_params:
+            aborted = reply.choices[0].finish_reason == "abort"
+            why = "was aborted" if aborted else "returned no kv_transfer_params: start vLLM with --kv-transfer-config"
+            raise CallError(503 if aborted else 502, f"prefill: {leg.worker} {why}")
+        call.notes[_NAME] = Prefilled(reply)
+        return decode_call(begun, reply, hold=self._settings.hold, leg=_told("prefill", leg))
+
+    async def _leg(self, call: Call) -> tuple[GenerateReply, Outcome]:
+        assert self._proxy is not None
+        try:
+            return await self._proxy.leg(call)
+        except CallError as error:
+            if error.status < HTTPStatus.INTERNAL_SERVER_ERROR:
+                raise  # clients know these by the worker's words
+            raise CallError(error.status, f"{call.role}: {error.message}", param=error.param, retry_after=error.retry_after) from error
+
+
+def _told(role: str, leg: Outcome) -> str:
+    return f"{role}={leg.worker} ({leg.route})"
+
+
+def _check(call: Call) -> None:
+    """What the prefill can't be asked, and the decode worker would refuse too late."""
+    least, most = call.sampling.min_tokens, call.sampling.max_tokens
+    if least and most and least > most:
+        name = "sampling_params.min_tokens"
+        raise BadRequest(f"{name}: {least} is more than max_tokens, which is {most}", param=name)

@@ -1,0 +1,74 @@
+"""The parts of a call: what each worker is asked."""
+
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from core import STREAMED_PROMPT_LOGPROBS, Call, GenerateReply, SamplingParams
+
+#: What vLLM's connectors understand as "compute this prompt for somebody else".
+HAND_OVER: Final[dict[str, Any]] = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+#: What shapes more than one token. A first token that ended the sequence would leave no hand-off (vLLM: only a sequence that was cut by its
+#: length has one, in older versions); a minimum above one is refused.
+_OF_THE_OUTPUT: Final = (
+    "n",
+    "min_tokens",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "thinking_token_budget",
+    "repetition_detection",
+    "stream_interval",
+    "trace_decode_token_ids",
+)
+#: What a worker that doesn't run the prompt can't say, and the prefill has said.
+_OF_THE_PROMPT: Final = ("prompt_logprobs", "prompt_logprob_token_ids", "prompt_logprob_start")
+
+
+def encode_call(call: Call) -> Call:
+    """The part that looks at the media: one token, for what is told with it."""
+    return _one_token(_without(call, _OF_THE_OUTPUT + _OF_THE_PROMPT, role="encode"))
+
+
+def prefill_call(call: Call) -> Call:
+    """The part that computes the prompt, and says what is asked of it. It checks the rest, too: what it refuses never gets further."""
+    return _one_token(_without(call, _OF_THE_OUTPUT, role="prefill", kv_transfer_params=dict(HAND_OVER)))
+
+
+def decode_call(call: Call, prefilled: GenerateReply, *, hold: float, leg: str) -> Call:
+    """The part that makes the output; what the prefill returned goes there as it is."""
+    later = _without(call, _OF_THE_PROMPT, stream=True, retries=1)
+    if later.sampling.routed_experts_prompt_start is not None:
+        later.sampling.routed_experts_prompt_start = prefilled.usage.prompt_tokens
+    later.return_token_ids = False
+    later.kv_transfer_params = prefilled.kv_transfer_params
+    later.ec_transfer_params = None
+    later.hold = hold
+    later.legs = (*call.legs, leg)
+    return later
+
+
+def _one_token(leg: Call) -> Call:
+    """Make it a leg of one token, which goes to any rank."""
+    leg.sampling.max_tokens = 1
+    leg.sampling.ignore_eos = True
+    leg.stream = False
+    leg.needs.discard(STREAMED_PROMPT_LOGPROBS)
+    leg.retries = 1
+    leg.data_parallel_rank = None
+    leg.legs = ()
+    return leg
+
+
+def _without(call: Call, dropped: tuple[str, ...], **fields: Any) -> Call:
+    """A copy of the call, and of its `sampling`, in which these members of it aren't set, nor needed from a wire."""
+    sampling: SamplingParams = replace(call.sampling, **dict.fromkeys(dropped))
+    names = tuple(f"sampling_params.{name}" for name in dropped)
+    return replace(call, sampling=sampling, needs={need for need in call.needs if not need.endswith(names)}, **fields)

@@ -1,0 +1,169 @@
+"""Workers that fail, clients that go: who is tried again, what is cancelled, and what is held."""
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from core.errors import CallError, WorkerLost
+from tests.unit.core.lanes import output
+from tests.unit.core.rig import Browser
+from tests.unit.plugins.disaggregation.fleet import Fleet, decode, lane, prefill, prefilled
+
+FAILED = CallError(500, "engine failed during generation")
+LOST = WorkerLost("connection refused")
+BODY = {"token_ids": [1, 2, 3], "sampling_params": {}}
+
+
+@pytest.mark.parametrize("error", [FAILED, LOST])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_prefill_that_fails_is_tried_once_elsewhere(error, stream):
+    bad, good = prefill(error, name="p0"), prefill(name="p1")
+    browser = await Fleet(bad, good, decode()).ask(stream=stream)
+    assert (browser.status, len(lane(bad).requests), len(lane(good).requests)) == (200, 1, 1)
+
+
+@pytest.mark.parametrize("error", [FAILED, LOST])
+async def test_a_second_failure_of_the_prefill_is_reported_as_such(error):
+    bad = [prefill(error, name=f"p{i}") for i in range(3)]
+    d = decode()
+    browser = await Fleet(*bad, d).ask()
+    assert (browser.status, browser.json["error"]["message"]) == (error.status, f"prefill: {error.message}")
+    assert sum(len(lane(worker).requests) for worker in bad) == 2
+    assert not lane(d).requests
+
+
+@pytest.mark.parametrize("error", [FAILED, LOST])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_decode_that_fails_is_tried_once_elsewhere_with_a_hand_off_of_its_own(error, stream):
+    p, bad, good = prefill(), decode(error, name="d0"), decode(name="d1")
+    browser = await Fleet(p, bad, good).ask(stream=stream)
+    assert (browser.status, browser.headers["x-headrace-worker"]) == (200, "d1")
+    assert (len(lane(p).requests), len(lane(bad).requests), len(lane(good).requests)) == (2, 1, 1)
+
+
+@pytest.mark.parametrize("error", [FAILED, LOST])
+async def test_a_second_failure_of_the_decode_is_reported(error):
+    p, bad = prefill(), [decode(error, name=f"d{i}") for i in range(3)]
+    fleet = Fleet(p, *bad)
+    browser = await fleet.ask()
+    assert (browser.status, browser.json["error"]["message"]) == (error.status, error.message)
+    assert (len(lane(p).requests), sum(len(lane(worker).requests) for worker in bad)) == (2, 2)
+    assert fleet.in_flight == [0, 0, 0, 0]
+
+
+async def test_a_refusal_of_the_prefill_is_the_answer_word_for_word():
+    d = decode()
+    browser = await Fleet(prefill(CallError(400, "This model's maximum context length is 100 tokens", param="input_tokens")), d).ask()
+    assert (browser.status, browser.json["error"]["message"]) == (400, "This model's maximum context length is 100 tokens")
+    assert not lane(d).requests
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "why"),
+    [
+        (prefilled(handoff=None), 502, "prefill: p returned no kv_transfer_params: start vLLM with --kv-transfer-config"),
+        (prefilled(handoff=None, finish="abort"), 503, "prefill: p was aborted"),
+    ],
+)
+async def test_a_prefill_without_a_hand_off_is_an_error_that_names_the_worker(answer, status, why):
+    browser = await Fleet(prefill(answer), decode()).ask()
+    assert (browser.status, browser.json["error"]["message"]) == (status, why)
+
+
+async def test_nothing_is_computed_when_no_decode_worker_is_ready():
+    p, d = prefill(), decode()
+    fleet = Fleet(p, d)
+    fleet.move(d, "gone")
+    browser = await fleet.ask()
+    assert (browser.status, browser.json["error"]["message"]) == (503, "no worker is ready: p is for prefill only, d is gone (in a test)")
+    assert not lane(p).requests
+
+
+async def test_without_a_prefill_worker_that_is_ready_the_call_is_refused_and_says_so():
+    p, d = prefill(), decode()
+    fleet = Fleet(p, d)
+    fleet.move(p, "gone")
+    browser = await fleet.ask()
+    assert (browser.status, "prefill: no worker is ready: p is gone" in browser.json["error"]["message"]) == (503, True)
+
+
+async def test_a_prefill_whose_client_goes_is_cancelled_and_nothing_follows():
+    for stream in (False, True):
+        p, d = prefill(trio.Event()), decode()
+        fleet = Fleet(p, d)
+        browser = Browser({**BODY, "stream": stream})
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(browser.ask, fleet)
+            await wait_all_tasks_blocked()
+            assert fleet.in_flight == [1, 0]
+            browser.gone.set()
+        assert (lane(p).cancelled, lane(d).requests, fleet.outcome.kind, fleet.in_flight) == (1, [], "client-gone", [0, 0])
+
+
+async def test_a_decode_whose_client_goes_before_its_first_output_gets_that_far():
+    for stream in (False, True):
+        first = trio.Event()
+        p, d = prefill(), decode(first, output(8), trio.Event())
+        fleet = Fleet(p, d)
+        browser = Browser({**BODY, "stream": stream})
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(browser.ask, fleet)
+            await wait_all_tasks_blocked()
+            browser.gone.set()
+            await wait_all_tasks_blocked()
+            assert (fleet.in_flight, lane(d).cancelled) == ([0, 1], 0)
+            first.set()
+        assert (lane(d).open, fleet.in_flight, fleet.outcome.kind) == (0, [0, 0], "client-gone")
+
+
+async def test_a_decode_that_has_no_first_output_in_time_is_given_up(autojump_clock):
+    p, d = prefill(), decode(trio.Event())
+    fleet = Fleet(p, d)
+    browser = Browser(BODY)
+    start = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(browser.ask, fleet)
+        await wait_all_tasks_blocked()
+        browser.gone.set()
+    assert (trio.current_time() - start, lane(d).cancelled, fleet.in_flight) == (30, 1, [0, 0])
+
+
+async def test_a_decode_whose_client_goes_after_its_first_output_is_cancelled_at_once():
+    for stream in (False, True):
+        p, d = prefill(), decode(output(8), trio.Event())
+        fleet = Fleet(p, d)
+        browser = Browser({**BODY, "stream": stream})
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(browser.ask, fleet)
+            await wait_all_tasks_blocked()
+            browser.gone.set()
+        assert (lane(d).open, fleet.in_flight, fleet.outcome.kind) == (0, [0, 0], "client-gone")
+
+
+async def test_a_paused_decode_pool_holds_calls_back_before_anything_is_computed():
+    p, d = prefill(), decode()
+    fleet = Fleet(p, d)
+    fleet.move(d, "paused")
+    browser = Browser(BODY)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(browser.ask, fleet)
+        await wait_all_tasks_blocked()
+        assert not lane(p).requests
+        fleet.move(d, "ready")
+    assert (browser.status, len(lane(p).requests)) == (200, 1)
+
+
+async def test_a_hand_off_from_before_a_pause_is_not_used_after_it():
+    computed = trio.Event()
+    p, d = prefill(computed, prefilled()), decode()
+    fleet = Fleet(p, d)
+    browser = Browser(BODY)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(browser.ask, fleet)
+        await wait_all_tasks_blocked()
+        fleet.move(d, "paused")
+        computed.set()
+        await wait_all_tasks_blocked()
+        assert (len(lane(p).requests), lane(d).requests) == (1, [])
+        fleet.move(d, "ready")
+    assert (browser.status, len(lane(p).requests), len(lane(d).requests)) == (200, 2, 1)
