@@ -9,8 +9,10 @@ import trio
 from core.errors import BadRequest, NotFound, NoWorker
 from core.fleet.cohorts import Cohorts, NamedCohort
 from core.fleet.control import WorkerControl
+from core.fleet.current import CurrentWeights
 from core.fleet.fleet import Fleet
 from core.fleet.journal import Journal
+from core.fleet.latecomers import Latecomers
 from core.fleet.operations import FleetFailed, Operation, Operations
 from core.fleet.pausing import Pausing
 from core.fleet.standing import Standings
@@ -33,13 +35,15 @@ class Administration:
         self._settings = settings
         self.journal = Journal(settings.journal)
         self.cohorts = Cohorts(fleet, self.journal)
-        self._standings = Standings(fleet, self.journal)
+        self.current = CurrentWeights(fleet, self.cohorts, self.journal)
+        self._standings = Standings(fleet, self.journal, self.current)
         self._operations = Operations(settings, self.journal)
         self._operations.ended = lambda operation: self._standings.touch(self._there(operation.workers))
         self.pausing = Pausing(settings, self._operations, self._standings)
         self.updating = Updating(settings, self._operations, self._standings, self.pausing, self.journal)
         transaction = Transaction(settings, self._standings, self.pausing, self.updating, self.journal)
         self.updates = Updates(self._operations, transaction, self.journal, transports)
+        self._latecomers = Latecomers(self._standings, self._operations, self.pausing, self.updates)
 
     async def run(self) -> None:
         """Run the operations, end the leases, write the journal. Cancellation ends the operations where they stand."""
@@ -47,6 +51,7 @@ class Administration:
             nursery.start_soon(self.journal.run)
             nursery.start_soon(self._operations.run)
             nursery.start_soon(self.updates.run)
+            nursery.start_soon(self._latecomers.run)
             nursery.start_soon(self._end_leases)
 
     def select(self, *, worker: str = "", cohort: str = "", model: str = "", update: bool = False, by: str = "") -> list[Worker]:
@@ -132,6 +137,7 @@ class Administration:
     def quarantine(self, worker: Worker, reason: str, *, by: str) -> None:
         """Give the worker no more calls, and don't resume it, before it was updated completely or is released. Waits for no operation."""
         self.journal.add("quarantine", [worker.id], by=by)
+        self._standings.of(worker).by_hand = True
         self._standings.fail(worker, reason)
 
     def drain(self, worker: Worker, *, by: str) -> None:
@@ -145,9 +151,12 @@ class Administration:
 
         async def work(operation: Operation) -> None:
             self._standings.of(worker).draining = False
-            self._standings.of(worker).spoiled.clear()
-            self._standings.mend(worker)
-            if self._standings.of(worker).paused and not self._standings.others_are_held(worker):
+            if self._standings.of(worker).failed:
+                self._standings.accept(worker)
+            self._standings.show(worker)
+            if (self._standings.of(worker).paused or self._standings.of(worker).left_frozen) and not self._standings.others_are_held(
+                worker
+            ):
                 await self.pausing.start_again(operation, [worker])
 
         await self._operations.do("release", [worker], work, by=by)

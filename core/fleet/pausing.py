@@ -42,7 +42,7 @@ class Pausing:
             running = [worker for worker in sound if not self._standings.of(worker).paused]
             again = [worker for worker in sound if worker not in running]
             for worker in running:
-                self._standings.of(worker).paused = "trainer"
+                self._standings.of(worker).paused, self._standings.of(worker).left_frozen = "trainer", False
                 self._standings.show(worker)
             await self.stop(operation, running, mode, clear_cache=clear_cache, also=again)
             for worker in again:
@@ -82,12 +82,13 @@ class Pausing:
         """
         running = [worker for worker in workers if not self._is_still(worker)]
         # Those that somebody has paused behind headrace's back may have been resumed since.
-        found = [worker for worker in running if worker.observed.state == "paused"]
+        found = [worker for worker in running if worker.observed.state == "paused" and not self._standings.of(worker).left_frozen]
         running = [worker for worker in running if worker not in found]
         for worker in running:
             standing = self._standings.of(worker)
-            standing.paused = "trainer" if standing.waits else "update"
+            standing.paused, standing.left_frozen = "trainer" if standing.waits else "update", False
             self._standings.show(worker)
+        self._standings.note_frozen()
         await self.stop(operation, running, mode, clear_cache=clear_cache, also=found)
         for worker in found:
             self._standings.of(worker).paused = "trainer"
@@ -97,8 +98,9 @@ class Pausing:
         """Resume, as a part of an operation, what it has paused. A worker that doesn't is left to its probes."""
         resumed = await operation.ask(workers, lambda control: control.resume(), deadline=self._deadline)
         for worker in workers:
-            self._standings.of(worker).paused = ""
+            self._standings.of(worker).paused, self._standings.of(worker).left_frozen = "", False
             self._standings.show(worker, running=worker in resumed.good)
+        self._standings.note_frozen()
 
     async def resume(self, workers: Sequence[Worker], *, by: str) -> None:
         """Resume every worker but the quarantined ones. Those that fail stay paused, the others go on.
@@ -111,7 +113,8 @@ class Pausing:
             sound = self._sound(operation, workers)
             resumed = await operation.ask(sound, lambda control: control.resume(), deadline=self._deadline)
             for worker in resumed.good:
-                self._standings.of(worker).paused, self._standings.of(worker).waits = "", False
+                standing = self._standings.of(worker)
+                standing.paused, standing.waits, standing.left_frozen = "", False, False
                 self._standings.show(worker, running=True)
             if resumed.failures:
                 raise FleetFailed(operation.name, resumed.failures, "The other workers were resumed")

@@ -40,12 +40,21 @@ class Update:
     """An update that runs, waits for its turn, or has ended."""
 
     def __init__(
-        self, id_: str, request: UpdateRequest, transport: WeightTransport, options: Any, workers: Sequence[Worker], by: str
+        self,
+        id_: str,
+        request: UpdateRequest,
+        transport: WeightTransport,
+        options: Any,
+        workers: Sequence[Worker],
+        by: str,
+        again: int | None,
     ) -> None:
         self.request = request
         self.transport = transport
         self.workers = tuple(workers)
         self.by = by
+        #: The number of these weights, when it brings to some what others have already.
+        self.again = again
         #: What the transport is told. The cohort is frozen here.
         self.told = WeightUpdate(id_, request.version, options, Cohort.of(workers))
         self.phase: Phase = "preparing"

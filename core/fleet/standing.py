@@ -1,12 +1,14 @@
 """What headrace has done to each worker, as far as it decides what may be done next; the state that it holds the worker in follows."""
 
-from collections.abc import Iterable
-from typing import Literal
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, Literal
 
 import structlog
 import trio
 
 from core.fleet.cohort import Cohort, instance_of
+from core.fleet.current import CurrentWeights, Weights
 from core.fleet.fleet import Fleet
 from core.fleet.journal import Journal
 from core.fleet.worker import Worker
@@ -21,6 +23,8 @@ class Standing:
         self.instance = instance
         #: Who has paused it: the trainer, who resumes it, or an update that found it running and resumes it by itself.
         self.paused: Literal["", "trainer", "update"] = ""
+        #: A headrace before this one has paused it for an update, and nobody else will resume it.
+        self.left_frozen = False
         #: It came while the others were paused, and takes calls when they do; its engine runs.
         self.waits = False
         self.asleep = False
@@ -34,6 +38,11 @@ class Standing:
         self.session = False
         #: Why it is quarantined: it failed an update, or somebody has said so. A complete update ends that.
         self.failed = ""
+        #: It is quarantined because it has missed an update, so another one of the same weights helps.
+        self.late = False
+        self.by_hand = False
+        #: The number of the weights that it has, see `Weights`; 0 for those that it has started with.
+        self.weights = 0
         #: Which weights have to be replaced completely before it may run again.
         self.spoiled: set[Literal["model", "draft"]] = set()
         self.draining = False
@@ -41,16 +50,22 @@ class Standing:
         self.blocked_by = ""
         #: With whom it has joined a trainer's group.
         self.group: Cohort | None = None
-        #: When somebody last asked for something, on trio's clock.
-        self.touched = trio.current_time()
+        #: When somebody last asked for something, and since when it is there, on trio's clock.
+        self.touched = self.since = trio.current_time()
 
 
 class Standings:
     """The standings of the fleet's workers."""
 
-    def __init__(self, fleet: Fleet, journal: Journal) -> None:
+    def __init__(self, fleet: Fleet, journal: Journal, current: CurrentWeights) -> None:
         self._fleet = fleet
         self._journal = journal
+        self.current = current
+        #: Told of each worker that has to be brought up to date, or was left paused by a headrace that is no more.
+        self.needy: Callable[[Worker], None] = lambda _: None
+        self._frozen: dict[str, str] = {}
+        for entry in journal.facts("frozen"):
+            self._frozen = entry.detail["instances"]
         self._of: dict[str, Standing] = {}
         #: Set, and replaced, at each change: whoever reckons with the leases looks again.
         self.changed = trio.Event()
@@ -58,7 +73,10 @@ class Standings:
 
     def of(self, worker: Worker) -> Standing:
         """A worker's standing."""
-        return self._of.setdefault(worker.id, Standing(instance_of(worker)))
+        if (standing := self._of.get(worker.id)) is None:
+            standing = self._of[worker.id] = Standing(instance_of(worker))
+            standing.since = -math.inf
+        return standing
 
     def touch(self, workers: Iterable[Worker]) -> None:
         """Somebody is there who cares for these workers: their leases begin anew."""
@@ -70,10 +88,23 @@ class Standings:
         """Quarantine a worker: it takes no calls and is not resumed before it was updated completely, or released."""
         standing = self.of(worker)
         standing.spoiled.add("draft" if standing.updating and standing.draft else "model")
-        standing.failed, standing.updating, standing.waits = reason, False, False
+        standing.failed, standing.updating, standing.waits, standing.late = reason, False, False, False
         log.error("fleet.quarantined", worker=worker.id, reason=reason)
         self._note(worker)
         self.show(worker)
+
+    def hold_out(self, worker: Worker, reason: str) -> None:
+        """Quarantine a worker that has missed an update."""
+        self.fail(worker, reason)
+        self.of(worker).late = True
+        self._note(worker)
+        self.needy(worker)
+
+    def hold_out_the_late(self) -> None:
+        """All those that haven't got the weights that they should have."""
+        for worker in self._fleet.workers.values():
+            if worker.is_there and not self.of(worker).failed and not self.of(worker).updating and (lateness := self._lateness(worker)):
+                self.hold_out(worker, lateness)
 
     def begin(self, worker: Worker, *, draft: bool = False) -> None:
         """Its weights are going to be replaced, or those of its draft model."""
@@ -103,16 +134,60 @@ class Standings:
         self._note(worker)
         self.show(worker)
 
-    def mend(self, worker: Worker) -> None:
-        """The weights that were replaced are whole; it may run again unless the others were spoiled before."""
+    def mend(self, worker: Worker, weights: int | None) -> None:
+        """The weights that were replaced are whole: those of this number, `None` for the draft model's.
+
+        It may run again unless the others were spoiled before.
+        """
         standing = self.of(worker)
         standing.spoiled.discard("draft" if standing.draft else "model")
-        standing.draft = False
-        if standing.updating or standing.failed:
-            standing.updating, standing.session = False, False
-            standing.failed = standing.failed if standing.spoiled else ""
-            self._note(worker)
+        standing.updating, standing.session, standing.draft = False, False, False
+        if weights is not None:
+            standing.weights = weights
+        if not standing.spoiled:
+            standing.failed, standing.late, standing.by_hand = "", False, False
+        self._note(worker)
         self.show(worker)
+
+    def accept(self, worker: Worker) -> None:
+        """Whatever its weights are, somebody answers for them."""
+        current = self.current.of(worker)
+        self.of(worker).spoiled.clear()
+        self.mend(worker, current.number if current else self.of(worker).weights)
+
+    def renew(
+        self,
+        updated: Sequence[Worker],
+        asked: Sequence[Worker],
+        since: float,
+        version: str | None,
+        transport: str = "",
+        options: Any = None,
+    ) -> None:
+        """`updated` have got whole new weights; `asked` should have, since that time. `transport` brings them again, if it has a name.
+
+        Who came since then, and so wasn't asked, is held out.
+        """
+        drafts = [worker for worker in updated if self.of(worker).draft]
+        for worker in drafts:  # the weights that count are the model's
+            self.mend(worker, None)
+        updated = [worker for worker in updated if worker not in drafts]
+        if not updated:
+            return
+        weights = Weights(self.current.next_number(), version, transport, options or {})
+        for worker in updated:
+            self.mend(worker, weights.number)
+        excused = [worker for worker in self._fleet.workers.values() if worker.is_there and self._is_excused(worker, version, since)]
+        self.current.replace(weights, updated, [*asked, *excused])
+        self.hold_out_the_late()
+
+    def note_frozen(self) -> None:
+        """Let the journal know whom headrace itself has paused: it may end before it resumes them."""
+        frozen = {id_: standing.instance for id_, standing in self._of.items() if standing.paused == "update" or standing.left_frozen}
+        frozen = {**{id_: instance for id_, instance in self._frozen.items() if id_ not in self._of}, **frozen}
+        if frozen != self._frozen:
+            self._frozen = frozen
+            self._journal.add("frozen", list(frozen), by="headrace", of="fleet", instances=frozen)
 
     def show(self, worker: Worker, *, running: bool = False) -> None:
         """Hold the worker in the state that follows, or release it. `running`: its engine has just been resumed."""
@@ -139,31 +214,77 @@ class Standings:
         """A worker comes, for the first time or again."""
         instance = instance_of(worker)
         before = self._of.get(worker.id)
-        if before and before.instance == instance:
-            return
-        standing = self._of[worker.id] = Standing(instance)
-        if before and (before.failed or before.updating):
-            standing.failed = before.failed or "it was started anew in the middle of a weight update"
-        elif noted := self._journal.last_state(worker.id, instance):
+        if before is None or before.instance != instance:
+            self._of[worker.id] = self._begin_anew(worker, instance, before)
+            self.show(worker)
+        standing = self.of(worker)
+        if not standing.failed and not standing.updating and (lateness := self._lateness(worker)):
+            self.hold_out(worker, lateness)
+        elif standing.late or standing.left_frozen:
+            self.needy(worker)
+
+    def _begin_anew(self, worker: Worker, instance: str, before: Standing | None) -> Standing:
+        standing = Standing(instance)
+        if noted := self._journal.last_state(worker.id, instance):  # a headrace before this one knew it
+            standing.weights, standing.late = noted.get("weights", 0), noted.get("late", False)
+            standing.by_hand = noted.get("by_hand", False)
+            standing.session = noted["state"] != "whole"
             if noted["state"] == "quarantined":
                 standing.failed = noted["reason"]
             elif noted["state"] == "updating":
-                standing.failed = "headrace ended in the middle of a weight update"
-            standing.session = noted["state"] != "whole"
+                standing.failed, standing.late = "headrace ended in the middle of a weight update", True
+        elif before and before.updating:
+            standing.failed, standing.late = "it was started anew in the middle of a weight update", True
+        elif before and before.failed and (before.by_hand or self.current.of(worker) is None):
+            standing.failed, standing.by_hand = before.failed, before.by_hand
         elif self.others_are_held(worker):
             standing.waits = True
+        standing.left_frozen = self._frozen.get(worker.id) == instance
         standing.spoiled = {"model"} if standing.failed else set()
-        self.show(worker)
+        return standing
+
+    def _lateness(self, worker: Worker) -> str:
+        """What is wrong with the weights of a worker that has missed an update; empty when it has those that it should have."""
+        current = self.current.of(worker)
+        if current is None or self.of(worker).weights >= current.number:
+            return ""
+        if current.version is None:
+            what = "it came after an update without a version, so nobody can tell whether it has those weights"
+        elif worker.policy_version == current.version:
+            return ""
+        else:
+            what = f"it has the weights {worker.policy_version!r} and should have {current.version!r}"
+        return f"{what}: update the fleet, or take it as it is (POST /fleet/workers/{worker.id}/release)"
+
+    def _is_excused(self, worker: Worker, version: str | None, since: float) -> bool:
+        """Whether a worker that has got no new weights doesn't say that the others' were only for them."""
+        standing = self.of(worker)
+        return bool(standing.failed) or standing.since > since or (version is not None and worker.policy_version == version)
 
     def others_are_held(self, worker: Worker) -> bool:
         """Whether somebody has paused the workers of the same model, or updates them."""
         others = (w for w in self._fleet.workers.values() if w is not worker and set(w.models) & set(worker.models) and w.hold)
         return any(self.of(other).paused or self.of(other).updating for other in others)
 
+    def trainer_has_paused_others(self, worker: Worker, besides: Collection[Worker]) -> bool:
+        """Whether a trainer has paused workers of the same model that aren't `besides`."""
+        others = (w for w in self._fleet.workers.values() if w not in besides and w.is_there and set(w.models) & set(worker.models))
+        return any(self.of(other).paused == "trainer" and not self.of(other).failed for other in others)
+
     def _note(self, worker: Worker) -> None:
         standing = self.of(worker)
         state = "quarantined" if standing.failed else "updating" if standing.updating else "whole"
-        self._journal.add("state", [worker.id], by="headrace", state=state, reason=standing.failed, instance=standing.instance)
+        self._journal.add(
+            "state",
+            [worker.id],
+            by="headrace",
+            state=state,
+            reason=standing.failed,
+            instance=standing.instance,
+            weights=standing.weights,
+            late=standing.late,
+            by_hand=standing.by_hand,
+        )
 
     def _tell(self) -> None:
         self.changed.set()

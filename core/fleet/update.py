@@ -72,10 +72,12 @@ class Transaction:
         }
         for worker, label in verified.good.items():
             worker.policy_version = label
-            self._standings.mend(worker)
         broken = [worker for worker in failures if worker not in whole]
-        for worker in broken:
-            self._standings.fail(worker, f"update to {update.request.version!r}: {failures[worker].reason}")
+        for worker, member in zip(update.workers, update.told.cohort.members, strict=True):
+            # Another process by now was judged when it came.
+            if worker in broken and self._standings.of(worker).instance == member.instance:
+                self._standings.fail(worker, f"update to {update.request.version!r}: {failures[worker].reason}")
+        self._renew(update, operation, [*verified.good])
         self._tell(update, failures)
         await self._updating.go_on(operation, verified.good)
         if not broken and failures:
@@ -84,6 +86,20 @@ class Transaction:
             who = "Quarantined" if not whole else f"Quarantined: {', '.join(worker.id for worker in broken)}"
             others = "the other workers go on" if verified.good or whole else "no worker has the weights"
             raise FleetFailed(operation.name, failures, f"{who}; {others}{' as they were' if whole else ''}")
+
+    def _renew(self, update: Update, operation: Operation, updated: Sequence[Worker]) -> None:
+        request = update.request
+        if update.again is not None:
+            for worker in updated:
+                self._standings.mend(worker, update.again)
+        elif update.transport.repeatable:
+            self._standings.renew(updated, update.workers, operation.started, request.version, request.transport, request.options)
+        else:
+            self._standings.renew(updated, update.workers, operation.started, request.version)
+        for worker in updated:
+            if self._standings.of(worker).paused == "update" and self._standings.trainer_has_paused_others(worker, update.workers):
+                self._standings.of(worker).paused = "trainer"
+                self._standings.show(worker)
 
     def _tell(self, update: Update, failures: dict[Worker, ControlFailed]) -> None:
         for worker in update.workers:

@@ -2,7 +2,7 @@
 
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from http import HTTPStatus
 from typing import Final
@@ -45,10 +45,11 @@ class Updates:
             async for update, earlier in self._receive:
                 nursery.start_soon(self._carry_out, update, earlier)
 
-    def ask(self, request: UpdateRequest, workers: Sequence[Worker], *, by: str) -> Update:
+    def ask(self, request: UpdateRequest, workers: Sequence[Worker], *, by: str, again: int | None = None) -> Update:
         """Ask for an update of these workers; it runs whatever becomes of who has asked.
 
-        The same request while it runs or waits gives the same update, unless another one was asked for since.
+        The same request while it runs or waits gives the same update, unless another one was asked for since. `again` is the number of
+        the weights when others have them already.
 
         Raises: `BadRequest`, which names the key.
         """
@@ -57,13 +58,17 @@ class Updates:
             known = nearest(request.transport, sorted(self.transports))
             raise BadRequest(f"transport: there is no weight transport {request.transport!r}; {known}", param="transport")
         options = transport.parse(request.options)
-        running = [update for update in self._updates.values() if not update.done.is_set() and set(update.workers) & set(workers)]
+        running = self.running(workers)
         if running and _digest(running[-1].request) == _digest(request) and running[-1].workers == tuple(workers):
             return running[-1]
-        update = Update(secrets.token_hex(4), request, transport, options, workers, by)
+        update = Update(secrets.token_hex(4), request, transport, options, workers, by, again)
         self._remember(update)
         self._send.send_nowait((update, running))
         return update
+
+    def running(self, workers: Iterable[Worker]) -> list[Update]:
+        """Those that run on one of these workers, or wait to, in their order."""
+        return [update for update in self._updates.values() if not update.done.is_set() and not set(workers).isdisjoint(update.workers)]
 
     def get(self, id_: str) -> Update:
         """The update of that id. Raises: `NotFound`."""

@@ -133,11 +133,11 @@ class Updating:
             finished = await operation.ask(members, finish_one, deadline=None)
             for worker, label in finished.good.items():
                 worker.policy_version = label
-                self._standings.mend(worker)
             if not finished.refused:
                 for worker in workers:
                     if worker not in members and not self._standings.of(worker).failed:
-                        self._standings.fail(worker, "it came while the other workers were updated")
+                        self._standings.hold_out(worker, "it came while the other workers were updated")
+            self._standings.renew([*finished.good], workers, operation.started, version)
             await self.go_on(operation, finished.good)
             self._judge(operation, finished)
 
@@ -168,8 +168,7 @@ class Updating:
             for worker in called.good if version is not None else ():
                 worker.policy_version = version
             if replacing:
-                for worker in called.good:
-                    self._standings.mend(worker)
+                self._standings.renew([*called.good], workers, operation.started, version)
                 try:
                     self._judge(operation, called)
                 except FleetFailed as failed:
@@ -189,6 +188,7 @@ class Updating:
             labelled = await operation.ask(workers, lambda control: control.set_policy_version(version), deadline=self._deadline)
             for worker in labelled.good:
                 worker.policy_version = version
+            self._standings.current.relabel(labelled.good, version)
             if labelled.failures:
                 raise FleetFailed(operation.name, labelled.failures, "The other workers have the new label")
 

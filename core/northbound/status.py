@@ -48,7 +48,8 @@ def add_status_routes(routes: Routes, fleet: Fleet, administration: Administrati
     async def workers(_: HTTPRequest) -> HTTPReply:
         cohorts = administration.cohorts
         described = [{**worker.describe(), "cohort": cohorts.name_of(worker)} for worker in fleet.workers.values()]
-        return HTTPReply.json({"workers": described, "cohorts": cohorts.describe(), "operations": administration.describe()})
+        weights, running = administration.current.describe(), administration.describe()
+        return HTTPReply.json({"workers": described, "cohorts": cohorts.describe(), "weights": weights, "operations": running})
 
     async def journal(_: HTTPRequest) -> HTTPReply:
         return HTTPReply.json({"entries": list(administration.journal.entries)})

@@ -1,0 +1,53 @@
+"""Workers that come back and need something: the weights that the others have, or a resume that nobody else will send."""
+
+import math
+
+import structlog
+import trio
+
+from core.fleet.operations import Operation, Operations
+from core.fleet.pausing import Pausing
+from core.fleet.progress import UpdateRequest
+from core.fleet.standing import Standings
+from core.fleet.updates import Updates
+from core.fleet.worker import Worker
+
+log = structlog.stdlib.get_logger()
+
+
+class Latecomers:
+    """Brings up to date whom it can: by the transport that has brought the others their weights, if that works without the trainer."""
+
+    def __init__(self, standings: Standings, operations: Operations, pausing: Pausing, updates: Updates) -> None:
+        self._standings = standings
+        self._operations = operations
+        self._pausing = pausing
+        self._updates = updates
+        self._send, self._receive = trio.open_memory_channel[Worker](math.inf)
+        standings.needy = self._send.send_nowait
+
+    async def run(self) -> None:
+        """Care for whoever comes. Cancellation: updates go on for as long as `Updates.run` does."""
+        async with trio.open_nursery() as nursery:
+            async for worker in self._receive:
+                nursery.start_soon(self._care_for, worker)
+
+    async def _care_for(self, worker: Worker) -> None:
+        while running := self._updates.running([worker]):
+            await running[-1].done.wait()
+        if not worker.is_there:  # it will come again
+            return
+        standing, current = self._standings.of(worker), self._standings.current.of(worker)
+        if standing.late and current and current.transport in self._updates.transports and current.version is not None:
+            request = UpdateRequest(current.version, current.transport, current.options)
+            self._updates.ask(request, [worker], by="headrace", again=current.number)
+        elif standing.late:
+            log.error("fleet.late", worker=worker.id, reason=standing.failed, release=f"POST /fleet/workers/{worker.id}/release")
+        elif standing.left_frozen and not standing.failed:
+            await self._operations.do("left_paused", [worker], lambda operation: self._resume(operation, worker), by="headrace")
+
+    async def _resume(self, operation: Operation, worker: Worker) -> None:
+        """A headrace before this one has paused it for an update, and ended before its weights were touched."""
+        standing = self._standings.of(worker)
+        if standing.left_frozen and not standing.failed:
+            await self._pausing.start_again(operation, [worker])
