@@ -13,11 +13,12 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from core import Role
 from tests.workers import RunningWorker
 from tests.workers.processes import Command, Processes
 
@@ -91,17 +92,25 @@ class RunningProxy:
 
 @contextlib.contextmanager
 def headrace(
-    *workers: RunningWorker, wires: Wires = "both", host: Host = "serve", settings: str = "", ready: bool = True
+    *workers: RunningWorker,
+    wires: Wires = "both",
+    host: Host = "serve",
+    settings: str = "",
+    roles: Sequence[Role] = (),
+    ready: bool = True,
 ) -> Iterator[RunningProxy]:
     """Run headrace in front of these workers; their ids are `w0`, `w1`, …
 
-    `wires` are those that it is told of, `settings` more TOML. With `ready` it has found every worker ready.
+    `wires` are those that it is told of, `settings` more TOML, `roles` those of the workers, in turn; all are aggregated when there are none.
+    With `ready` it has found every worker ready.
 
     Raises: `StartFailed`; `TimeoutError` when a worker doesn't get ready.
     """
     with tempfile.TemporaryDirectory(prefix="headrace-proxy-") as folder:
         config, log = Path(folder, "headrace.toml"), Path(folder, "headrace.log")
-        sections = [_section(f"w{number}", worker, wires) for number, worker in enumerate(workers)]
+        sections = [
+            _section(f"w{number}", worker, wires, roles[number] if roles else "aggregated") for number, worker in enumerate(workers)
+        ]
         config.write_text("\n".join([*sections, '[log]\nformat = "json"', settings]), encoding="utf-8")
         environment = {"HEADRACE_CONFIG": str(config), "PYTHONUNBUFFERED": "1"}
         with Processes([Command(_command(host), log, environment)]) as processes:
@@ -125,8 +134,8 @@ def wait_for(condition: Callable[[], T | None], seconds: float = 10.0) -> T:
     return answer
 
 
-def _section(name: str, worker: RunningWorker, wires: Wires) -> str:
-    lines = ["[[workers]]", f'id = "{name}"']
+def _section(name: str, worker: RunningWorker, wires: Wires, role: Role) -> str:
+    lines = ["[[workers]]", f'id = "{name}"', f'role = "{role}"']
     if wires != "http":
         lines.append(f'grpc = "{worker.grpc}"')
     if wires != "grpc":

@@ -4,7 +4,8 @@
 * `scripted()`: the real `vllm-rs` server with a scripted engine behind it, ready in a second;
 * `engine()`: the real `vllm-rs` server and the real vLLM engine on the CPU with a tiny random model, ready in 25 to 70 s;
 * `seeing_engine()` and `routing_engine()`: the same with a model that sees, and with a mixture of experts whose routing is reported;
-* `receiving_engine()`: the same as `engine()`, with our worker extensions.
+* `receiving_engine()`: the same as `engine()`, with our worker extensions;
+* `handing_engine()`: the same as `engine()`, one of several that hand KV blocks over to each other.
 
 Each yields a `RunningWorker`. They block: from trio, use a fixture that isn't async, or a thread. The real ones are installed on first
 use (`components.py`), which may take minutes; `why_not` says beforehand whether that's possible at all.
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from tests.workers import components
 from tests.workers.components import InstallFailed
-from tests.workers.launch import engine, receiving_engine, routing_engine, scripted, seeing_engine, stand_in
+from tests.workers.launch import engine, handing_engine, receiving_engine, routing_engine, scripted, seeing_engine, stand_in
 from tests.workers.processes import StartFailed
 from tests.workers.running import Kind, RunningWorker
 
@@ -26,11 +27,13 @@ __all__ = [
     "adapter",
     "checkpoint",
     "engine",
+    "handing_engine",
     "receiving_engine",
     "routing_engine",
     "scripted",
     "seeing_engine",
     "stand_in",
+    "why_no_hand_over",
     "why_no_variants",
     "why_not",
 ]
@@ -50,6 +53,11 @@ def why_not(kind: Kind) -> str | None:
 def why_no_variants() -> str | None:
     """Why `seeing_engine` and `routing_engine` can't be had on this machine; `None` when they can, be it after a download."""
     return components.why_not("variants")
+
+
+def why_no_hand_over() -> str | None:
+    """Why `handing_engine` can't be had on this machine; `None` when it can, be it after a download."""
+    return components.why_not("nixl")
 
 
 def checkpoint(number: int) -> Path:

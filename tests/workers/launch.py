@@ -184,6 +184,18 @@ def receiving_engine() -> contextlib.AbstractContextManager[RunningWorker]:
     return engine(lora=False, engine_arguments=["--worker-extension-cls", "tests.workers.receivers.Receivers"], environment=path)
 
 
+def handing_engine(*, lease: int) -> contextlib.AbstractContextManager[RunningWorker]:
+    """The real engine as `engine` runs it, that hands KV blocks over to others of its kind, either way, by NIXL.
+
+    A prefill's blocks are kept for `lease` seconds.
+    """
+    config = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
+    config |= {"kv_connector_extra_config": {"kv_lease_duration": lease}}
+    (port,) = free_ports(1)
+    environment = {"PYTHONPATH": str(components.nixl_packages()), "VLLM_NIXL_SIDE_CHANNEL_PORT": str(port)}
+    return engine(lora=False, engine_arguments=["--kv-transfer-config", json.dumps(config)], environment=environment)
+
+
 @contextlib.contextmanager
 def _serving(commands: Callable[[int, int, int], list[Command]], timeout: float) -> Iterator[tuple[Processes, int, int]]:
     """Start a server on free ports; with others, should somebody have taken one of them meanwhile."""

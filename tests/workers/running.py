@@ -40,6 +40,19 @@ class RunningWorker:
             raise ValueError(f"{self.http}/metrics has no vllm:num_requests_running")
         return sum(counts)
 
+    def metric(self, name: str, **labels: str) -> float:
+        """A number out of the worker's `/metrics`, of the first series that has these labels.
+
+        Raises: `ConnectionError` when the worker doesn't answer; `ValueError` when it has no such number.
+        """
+        metrics = get(f"{self.http}/metrics")
+        if metrics is None:
+            raise ConnectionError(f"{self.http}/metrics doesn't answer")
+        for line in metrics.splitlines():
+            if line.startswith(f"{name}{{") and all(f'{label}="{value}"' in line for label, value in labels.items()):
+                return float(line.split()[-1])
+        raise ValueError(f"{self.http}/metrics has no {name} with {labels}")
+
     def engine_events(self, event: str | None = None) -> list[dict[str, Any]]:
         """What reached a scripted engine so far, in order; with `event`, only events of that kind.
 

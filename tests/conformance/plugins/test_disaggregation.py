@@ -1,0 +1,180 @@
+"""Prefill and decode workers behind a real headrace: one reply, equal to that of one worker, and nothing left behind when a client dies."""
+
+import json
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests import workers
+from tests.proxy import RunningProxy, Wires, headrace, wait_for
+from tests.workers import RunningWorker
+
+PROMPT = list(range(100, 140))
+PAIR = ("prefill", "decode")
+#: Seconds that a stand-in takes to fetch blocks, and to make a token.
+FETCH, TOKEN = 0.5, 0.05
+
+
+@pytest.fixture(scope="module")
+def stand_ins() -> Iterator[tuple[RunningWorker, RunningWorker]]:
+    with workers.stand_in() as first, workers.stand_in() as second:
+        yield first, second
+
+
+@pytest.fixture(scope="module", params=["both", "grpc", "http"])
+def pair(request: pytest.FixtureRequest, stand_ins: tuple[RunningWorker, RunningWorker]) -> Iterator[RunningProxy]:
+    wires: Wires = request.param
+    with headrace(*stand_ins, roles=PAIR, wires=wires) as proxy:
+        yield proxy
+
+
+@pytest.fixture(scope="module")
+def slow() -> Iterator[tuple[RunningProxy, RunningWorker, RunningWorker]]:
+    with (
+        workers.stand_in(token_delay=TOKEN, kv_lease=60) as first,
+        workers.stand_in(token_delay=TOKEN, kv_transfer_delay=FETCH, kv_lease=60) as second,
+        headrace(first, second, roles=PAIR) as proxy,
+    ):
+        yield proxy, first, second
+
+
+@pytest.fixture(scope="module")
+def scripted() -> Iterator[tuple[RunningProxy, RunningWorker, RunningWorker]]:
+    if reason := workers.why_not("scripted"):
+        pytest.skip(f"no scripted worker here: {reason}")
+    with (
+        workers.scripted(routed_experts=True) as first,
+        workers.scripted(routed_experts=True) as second,
+        headrace(first, second, roles=PAIR) as proxy,
+    ):
+        yield proxy, first, second
+
+
+def body(*, stream: bool = False, **sampling: Any) -> dict[str, Any]:
+    fixed = {"max_tokens": 4, "temperature": 0.0, "ignore_eos": True}
+    return {"token_ids": PROMPT, "sampling_params": fixed | sampling, "stream": stream}
+
+
+def ask(url: str, sent: dict[str, Any]) -> tuple[httpx.Response, list[dict[str, Any]]]:
+    """The response, and its replies: one, or the chunks of a stream."""
+    response = httpx.post(f"{url}/inference/v1/generate", json=sent, timeout=60, trust_env=False)
+    assert response.status_code == 200, response.text
+    if not sent["stream"]:
+        return response, [response.json()]
+    lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: {")]
+    return response, [json.loads(line) for line in lines]
+
+
+def tokens(replies: list[dict[str, Any]]) -> list[int]:
+    return [token for reply in replies for choice in reply["choices"] for token in choice["token_ids"]]
+
+
+def kept(worker: RunningWorker) -> bool:
+    return worker.metric("vllm:kv_cache_usage_perc") > 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_output_is_that_of_one_worker(pair, stand_ins, stream):
+    first, second = stand_ins
+    _, alone = ask(first.http, body())
+    response, replies = ask(pair.url, body(stream=stream))
+    assert tokens(replies) == tokens(alone)
+    assert response.headers["x-headrace-route"] == "prefill=w0 (round-robin), decode=w1 (round-robin)"
+    assert (kept(first), kept(second), pair.in_flight()) == (False, False, 0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_prompts_logprobs_are_those_of_one_worker_over_any_wire(pair, stand_ins, stream):
+    _, [alone] = ask(stand_ins[0].http, body(prompt_logprobs=1))
+    _, replies = ask(pair.url, body(prompt_logprobs=1, stream=stream))
+    told = replies[0]["prompt_logprobs"]
+    assert [list(position or {}) for position in told] == [list(position or {}) for position in alone["prompt_logprobs"]]
+    assert [list(position or {})[:1] for position in told[1:]] == [[str(token)] for token in PROMPT[1:]]
+
+
+def test_the_usage_is_that_of_the_prefill(pair, stand_ins):
+    sent = body() | {"cache_salt": f"usage-{pair.port}"}
+    found = [ask(pair.url, sent)[1][0]["usage"] for _ in range(2)]
+    assert {(usage["prompt_tokens"], usage["completion_tokens"]) for usage in found} == {(40, 4)}
+    # Neither the stand-in's HTTP server nor vLLM's Rust server says what was cached; the hand-off does.
+    assert [usage["prompt_tokens_details"] for usage in found] == [{"cached_tokens": 0}, {"cached_tokens": 32}]
+
+
+def leave(proxy: RunningProxy, sent: dict[str, Any], seconds: float) -> None:
+    """Send a call and close the connection after a while, whatever has come by then."""
+    data = json.dumps(sent).encode()
+    head = f"POST /inference/v1/generate HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n"
+    with proxy.connect() as connection:
+        connection.sendall(head.encode() + data)
+        time.sleep(seconds)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "phase",
+    [
+        pytest.param(TOKEN / 2, id="while the prompt is computed"),
+        pytest.param(TOKEN + FETCH / 2, id="while the blocks are fetched"),
+        pytest.param(TOKEN + FETCH + 10 * TOKEN, id="after the first output"),
+    ],
+)
+def test_a_client_that_dies_leaves_no_call_and_no_block_behind(slow, phase, stream):
+    proxy, first, second = slow
+    leave(proxy, body(stream=stream, max_tokens=1000), phase)
+    wait_for(lambda: not proxy.in_flight(), 10)
+    for worker in (first, second):
+        wait_for(lambda worker=worker: not worker.running_requests(), 10)
+        wait_for(lambda worker=worker: not kept(worker), 10)
+        assert worker.metric("vllm:nixl_num_kv_expired_reqs_total") == 0
+
+
+def test_calls_go_on_when_a_prefill_worker_dies_and_another_one_is_there():
+    with (
+        workers.stand_in() as first,
+        workers.stand_in() as second,
+        workers.stand_in() as other,
+        headrace(first, second, other, roles=("prefill", "decode", "prefill")) as proxy,
+    ):
+        ask(proxy.url, body())
+        first.send_signal(signal.SIGKILL)
+        for _ in range(4):
+            _, replies = ask(proxy.url, body())
+            assert len(tokens(replies)) == 4
+        assert proxy.in_flight() == 0
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_the_prefill_returned_reaches_the_decodes_engine_as_it_is(scripted, stream):
+    proxy, first, second = scripted
+    before = len(first.engine_events()), len(second.engine_events())
+    response, _ = ask(proxy.url, body(stream=stream) | {"request_id": f"verbatim-{stream}"})
+    assert response.headers["x-headrace-worker"] == "w1"
+    prefill = first.wait_for_event("add", since=before[0])
+    decode = second.wait_for_event("add", since=before[1])
+    assert prefill["sampling_params"]["max_tokens"] == 1
+    asked, given = (added["sampling_params"]["extra_args"]["kv_transfer_params"] for added in (prefill, decode))
+    assert (asked["do_remote_decode"], asked["do_remote_prefill"], asked["remote_port"]) == (True, False, None)
+    assert (given["do_remote_prefill"], given["remote_port"], type(given["remote_port"])) == (True, 5600, int)
+    assert given["remote_request_id"] == prefill["request_id"]
+    assert {added["external_req_id"] for added in (prefill, decode)} == {f"verbatim-{stream}"}
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("start", [None, 7, len(PROMPT)])
+@pytest.mark.parametrize("stream", [False, True])
+def test_rows_of_routed_experts_are_those_of_one_worker(scripted, start, stream):
+    proxy, first, _ = scripted
+    sent = body(routed_experts_prompt_start=start, stream=stream) | {"return_routed_experts": True}
+    with headrace(first) as alone:
+        _, expected = ask(alone.url, sent)
+    _, replies = ask(proxy.url, sent)
+    rows = replies[-1]["choices"][0]["routed_experts"]
+    assert rows == expected[-1]["choices"][0]["routed_experts"]
+    assert rows["shape"][0] == len(PROMPT) + 3 - (start or 0)
