@@ -101,7 +101,7 @@ def headrace(
 ) -> Iterator[RunningProxy]:
     """Run headrace in front of these workers; their ids are `w0`, `w1`, …
 
-    `wires` are those that it is told of, `settings` more TOML, `roles` those of the workers, in turn; all are aggregated when there are none.
+    `wires` are those that it is told of, `settings` more TOML, `roles` those of the workers, in turn; without, all are aggregated.
     With `ready` it has found every worker ready.
 
     Raises: `StartFailed`; `TimeoutError` when a worker doesn't get ready.
