@@ -15,6 +15,7 @@ from core.northbound.models import ModelCard
 from core.proxy import Proxy
 from core.reply import GenerateReply, Output, PromptTokensDetails
 from core.routes import Exchange, HTTPReply, HTTPRequest, Routes
+from core.routing import ranks_for
 from core.settings import PluginSettings, Role, Settings, WorkerSettings
 from core.wire.needs import OVER_GRPC, OVER_HTTP, STREAMED_PROMPT_LOGPROBS
 
@@ -53,5 +54,6 @@ __all__ = [
     "WorkerInfo",
     "WorkerSettings",
     "hookimpl",
+    "ranks_for",
     "refusing",
 ]

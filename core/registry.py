@@ -103,7 +103,7 @@ class Registry:
             raise
         except Exception as error:
             raise PluginFault(policy, "choose_worker", error) from error
-        if choice is not None and (not isinstance(choice, Choice) or not _is_possible(choice, workers)):
+        if choice is not None and (not isinstance(choice, Choice) or not _is_possible(choice, call, workers)):
             raise PluginFault(policy, "choose_worker", ValueError("chose what is not one of the eligible workers, or none of its ranks"))
         return choice
 
@@ -264,9 +264,11 @@ def _implementations(manager: pluggy.PluginManager, hook: str) -> list[str]:
     return [impl.plugin_name for impl in getattr(manager.hook, hook).get_hookimpls()]
 
 
-def _is_possible(choice: Choice, workers: "Sequence[Worker]") -> bool:
+def _is_possible(choice: Choice, call: "Call", workers: "Sequence[Worker]") -> bool:
     worker, rank = choice.worker, choice.rank
-    return worker in workers and (rank is None or (worker.info is not None and rank in worker.info.ranks))
+    if worker not in workers:
+        return False
+    return rank is None or rank == call.data_parallel_rank or (worker.info is not None and rank in worker.info.ranks)
 
 
 def load_plugins(settings: Settings, *, only: Collection[str] | None = None) -> Registry:

@@ -31,7 +31,7 @@ class Routing:
         self._registry.check(settings)
         before = self._in_force
         for attempt in self._attempts:
-            attempt.tell_end(only=before - _named(settings))
+            attempt.tell_end(only=before - settings.named)
         self._enforce(settings)
         for attempt in self._attempts:
             attempt.tell_start(only=self._in_force - before)
@@ -58,7 +58,7 @@ class Routing:
 
     def _enforce(self, settings: RoutingSettings) -> None:
         self.settings = settings
-        self._in_force = _named(settings)
+        self._in_force = settings.named
         self._registry.enforce(self._in_force)
 
 
@@ -91,5 +91,12 @@ class Attempt:
         self._registry.tell("attempt_ended", only=only, call=self._call, choice=self._choice, output_tokens=self._outcome.output_tokens)
 
 
-def _named(settings: RoutingSettings) -> frozenset[str]:
-    return frozenset(settings.policies).union(*(rule.policies for rule in settings.rules))
+def ranks_for(call: Call, worker: Worker) -> Sequence[int | None]:
+    """The data-parallel ranks of a worker that a policy may choose from: all of them, or the one that the client asks for.
+
+    `(None,)` where there is no choice: the worker has one rank, or doesn't tell.
+    """
+    if call.data_parallel_rank is not None:
+        return (call.data_parallel_rank,)
+    ranks = worker.info.ranks if worker.info else ()
+    return ranks if len(ranks) > 1 else (None,)

@@ -45,7 +45,7 @@ def replay(turns: Iterable[Turn], settings: Settings, *, workers: int, model: En
 
     Raises: `SettingsError`.
     """
-    registry = load_plugins(settings, only=settings.routing.policies)
+    registry = load_plugins(settings, only=settings.routing.named)
     return trio.run(_Replaying(list(sessions(turns)), registry, settings, workers, model).run, clock=MockClock(autojump_threshold=0))
 
 
