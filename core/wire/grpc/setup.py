@@ -4,6 +4,7 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.settings import SettingCodes, Settings
 
+from core.wire.grpc.blocks import RememberingDecoder, RememberingEncoder
 from core.wire.grpc.limits import ChannelLimits
 
 MAX_FRAME = 2**20
@@ -34,6 +35,8 @@ def new_h2(limits: ChannelLimits) -> H2Connection:
     )
     del settings[SettingCodes.ENABLE_CONNECT_PROTOCOL]  # nothing for a client to say
     connection.local_settings = settings
+    connection.encoder = RememberingEncoder()
+    connection.decoder = RememberingDecoder()
     connection.max_inbound_frame_size = MAX_FRAME
     connection.decoder.max_header_list_size = limits.max_header_bytes
     return connection
