@@ -8,6 +8,8 @@ import click
 
 from core.proxy import open_asgi
 from core.registry import Registry, load_plugins
+from core.remote.fleet import fleet
+from core.remote.update import update
 from core.serving.server import ServeOptions
 from core.serving.server import serve as run_server
 from core.settings import Settings, SettingsError, load_settings
@@ -27,6 +29,8 @@ def main() -> None:
 
 main.add_command(simulate)
 main.add_command(new_plugin)
+main.add_command(fleet)
+main.add_command(update)
 
 
 @main.command()
