@@ -41,9 +41,10 @@ class RunningWorker:
         return sum(counts)
 
     def metric(self, name: str, **labels: str) -> float:
-        """A number out of the worker's `/metrics`, of the first series that has these labels.
+        """A number out of the worker's `/metrics`, of the first series that has these labels; 0 when there is none: vLLM shows a series
+        from its first value on.
 
-        Raises: `ConnectionError` when the worker doesn't answer; `ValueError` when it has no such number.
+        Raises: `ConnectionError` when the worker doesn't answer.
         """
         metrics = get(f"{self.http}/metrics")
         if metrics is None:
@@ -51,7 +52,7 @@ class RunningWorker:
         for line in metrics.splitlines():
             if line.startswith(f"{name}{{") and all(f'{label}="{value}"' in line for label, value in labels.items()):
                 return float(line.split()[-1])
-        raise ValueError(f"{self.http}/metrics has no {name} with {labels}")
+        return 0.0
 
     def engine_events(self, event: str | None = None) -> list[dict[str, Any]]:
         """What reached a scripted engine so far, in order; with `event`, only events of that kind.
