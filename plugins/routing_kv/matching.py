@@ -1,0 +1,68 @@
+"""How much of a prompt each holder has: one walk along the prompt for all of them together.
+
+Holders are bits of one integer. At each block the walk goes on with those that have it; whoever drops out has had that many.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from plugins.routing_kv.hashing import Prompt
+from plugins.routing_kv.index import SHARDS, Holders, each_bit
+
+#: Names are computed as far ahead.
+_STRIDE: Final = 128
+
+
+def depths(prompt: Prompt, tables: Sequence[Holders], bits: int) -> dict[int, int]:
+    """How many of the first blocks each holder (bit) has, in one of the tables; those that lack the first may be left out."""
+    found: dict[int, int] = {}
+    if not tables:
+        return found
+    first, others = tables[0], tables[1:]
+    depth = 0
+    while bits and depth < prompt.length:
+        for name in prompt.reach(depth + _STRIDE)[depth:]:
+            have = first[name % SHARDS].get(name, 0)
+            for table in others:
+                have |= table[name % SHARDS].get(name, 0)
+            have &= bits
+            if have != bits:
+                lost = bits ^ have
+                while lost:  # `each_bit`, without the generator
+                    bit = lost & -lost
+                    found[bit] = depth
+                    lost ^= bit
+                bits = have
+                if not bits:
+                    break
+            depth += 1
+    found.update(dict.fromkeys(each_bit(bits), depth))
+    return found
+
+
+def counts(prompt: Prompt, tables: Sequence[Holders], limits: Mapping[int, int]) -> dict[int, int]:
+    """How many of its first blocks (`limits`, as `depths` has them) each holder has in one of these tables, gaps or not."""
+    totals = dict.fromkeys(limits, 0)
+    since: dict[int, int] = {}
+    ends: dict[int, int] = {}
+    alive = current = 0
+    for bit, limit in limits.items():
+        ends[limit] = ends.get(limit, 0) | bit
+        alive |= bit
+    longest = max(limits.values(), default=0)
+    for depth, name in enumerate(prompt.reach(longest)[:longest]):
+        alive &= ~ends.get(depth, 0)
+        present = 0
+        for table in tables:
+            present |= table[name % SHARDS].get(name, 0)
+        present &= alive
+        if present != current:
+            for bit in each_bit(present ^ current):
+                if present & bit:
+                    since[bit] = depth
+                else:
+                    totals[bit] += depth - since.pop(bit)
+            current = present
+    for bit, start in since.items():
+        totals[bit] += limits[bit] - start
+    return totals

@@ -1,0 +1,89 @@
+"""The places where a call can go: a worker, or one of its data-parallel ranks, with what is known of its cache and of its load."""
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from core import Worker
+from plugins.routing_kv.feed import Feed
+from plugins.routing_kv.index import Index
+from plugins.routing_kv.predictions import Predictions
+
+#: Of these, the prompts that are on their way; a rank tells within moments what it has computed.
+_SOON_SECONDS: Final = 5.0
+
+
+class Place:
+    """One engine."""
+
+    def __init__(self, worker: Worker, rank: int | None, cache: "Caches", block_size: int) -> None:
+        self.worker = worker
+        #: `None` for a worker that has only one.
+        self.rank = rank
+        self.feed = Feed(cache.index.holder())
+        self.soon_bit = cache.soon.take_bit()
+        self.believed_bit = cache.believed.take_bit()
+        #: Tokens that the calls which are there make it compute, and how many calls these are.
+        self.load = 0
+        self.calls = 0
+        self._cache = cache
+        self._block_size = block_size
+        self._version = worker.policy_version
+
+    @property
+    def block_size(self) -> int:
+        """In tokens: as its events have it, else as its worker says, else as the settings do."""
+        return self.feed.block_size or (self.worker.info.kv_block_size if self.worker.info else 0) or self._block_size
+
+    def renew(self) -> None:
+        """Believe nothing any more when its weights have changed, since that empties its cache. Its events tell that by themselves."""
+        if self.worker.policy_version != self._version:
+            self._version = self.worker.policy_version
+            self._cache.believed.give_back(self.believed_bit)
+            self.believed_bit = self._cache.believed.take_bit()
+
+    def close(self) -> None:
+        """It is gone."""
+        self.feed.holder.close()
+        self._cache.soon.give_back(self.soon_bit)
+        self._cache.believed.give_back(self.believed_bit)
+
+
+class Caches:
+    """What all places have: by their events, soon, and as is believed of those that don't tell."""
+
+    def __init__(self, *, most: int, believe_seconds: float, clock: Callable[[], float]) -> None:
+        self.index = Index(most)
+        self.soon = Predictions(_SOON_SECONDS, most, clock)
+        self.believed = Predictions(believe_seconds, most, clock)
+
+
+class Places:
+    """All places, by worker."""
+
+    def __init__(self, caches: Caches, *, block_size: int) -> None:
+        self._caches = caches
+        self._block_size = block_size
+        self._by_worker: dict[Worker, tuple[Place, ...]] = {}
+
+    def of(self, worker: Worker) -> tuple[Place, ...]:
+        """Those of a worker, at least one."""
+        places = self._by_worker.get(worker)
+        if places is None:
+            ranks = worker.info.ranks if worker.info and len(worker.info.ranks) > 1 else (None,)
+            places = tuple(Place(worker, rank, self._caches, self._block_size) for rank in ranks)
+            self._by_worker[worker] = places
+        return places
+
+    def at(self, worker: Worker, rank: int | None) -> Place:
+        """The place of a worker's rank; the first one of the worker when it has no such rank, or its own choice was left to it."""
+        places = self.of(worker)
+        return next((place for place in places if place.rank == rank), places[0])
+
+    def forget(self, worker: Worker) -> None:
+        """The worker is gone, and its cache with it."""
+        for place in self._by_worker.pop(worker, ()):
+            place.close()
+
+    def __iter__(self) -> Iterator[Place]:
+        for places in self._by_worker.values():
+            yield from places

@@ -1,0 +1,95 @@
+"""Which place is the best for a call: where most of its prompt is cached, unless too much is to be done there already.
+
+The cost of a place, in tokens, is what it would have to compute of the prompt, plus `load` times what it has to compute for others. A block
+in the engine's own memory saves all of its tokens, one that has to be fetched a part of them.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from core import Call
+from plugins.routing_kv.hashing import Prompt
+from plugins.routing_kv.index import Holders
+from plugins.routing_kv.matching import counts, depths
+from plugins.routing_kv.places import Caches, Place
+
+
+class Weights(NamedTuple):
+    """How many tokens a token in flight, a cached one in CPU memory, and one in storage are worth."""
+
+    load: float
+    cpu: float
+    storage: float
+
+
+class Match(NamedTuple):
+    """How much of a call's prompt a place has."""
+
+    place: Place
+    prompt: Prompt
+    #: Leading full blocks that it has, or will have soon.
+    blocks: int
+    #: Whether that is a guess: its events don't say so, or not yet.
+    guessed: bool
+    #: What is left to compute, in tokens.
+    tokens: float
+
+
+class Scorer:
+    """Compares places."""
+
+    def __init__(self, caches: Caches, weights: Weights) -> None:
+        self._caches = caches
+        self._weights = weights
+
+    def best(self, call: Call, places: Sequence[Place]) -> Match:
+        """The place of the least cost; of equal ones the least loaded, then the first."""
+        sizes = {place.block_size for place in places}
+        if len(sizes) == 1:
+            best, _ = self._best(call, Prompt(call, sizes.pop()), places)
+            return best
+        ranked = (self._best(call, Prompt(call, size), [place for place in places if place.block_size == size]) for size in sizes)
+        return min(ranked, key=lambda one: one[1])[0]
+
+    def _best(self, call: Call, prompt: Prompt, places: Sequence[Place]) -> tuple[Match, tuple[float, int, int]]:
+        cached, saved = self._cached(prompt, places)
+        soon = _depths(prompt, self._caches.soon.tables(), [place.soon_bit for place in places])
+        believed = _depths(prompt, self._caches.believed.tables(), [place.believed_bit for place in places])
+        length, size, weight = len(call.token_ids), prompt.block_size, self._weights.load
+        least: tuple[float, int, int] | None = None
+        best = places[0], 0, False, 0.0
+        for place in places:
+            bit = place.feed.holder.bit
+            blocks, guess = cached.get(bit, 0), 0
+            if soon:
+                guess = soon.get(place.soon_bit, 0)
+            if believed:
+                guess = max(guess, believed.get(place.believed_bit, 0))
+            left = length - size * (guess if guess > blocks else saved.get(bit, 0))
+            cost = left + weight * place.load, place.load, place.calls
+            if least is None or cost < least:
+                least, best = cost, (place, max(blocks, guess), guess > blocks, left)
+        assert least is not None
+        place, blocks, guessed, left = best
+        return Match(place, prompt, blocks, guessed, left), least
+
+    def _cached(self, prompt: Prompt, places: Sequence[Place]) -> tuple[dict[int, int], dict[int, float] | dict[int, int]]:
+        """By holder: the leading blocks that it has in any medium, and how many blocks' tokens that saves."""
+        holders = {medium: tables for medium, tables in self._caches.index.holders.items() if any(tables)}
+        cached = _depths(prompt, list(holders.values()), [place.feed.holder.bit for place in places])
+        if not cached or not holders.keys() - {"GPU"}:
+            return cached, cached
+        in_gpu = counts(prompt, [tables for medium, tables in holders.items() if medium == "GPU"], cached)
+        in_memory = counts(prompt, [tables for medium, tables in holders.items() if medium != "STORAGE"], cached)
+        _, cpu, storage = self._weights
+        saved = {bit: in_gpu[bit] + cpu * (in_memory[bit] - in_gpu[bit]) + storage * (cached[bit] - in_memory[bit]) for bit in cached}
+        return cached, saved
+
+
+def _depths(prompt: Prompt, tables: list[Holders], bits: list[int]) -> dict[int, int]:
+    if not tables:
+        return {}
+    together = 0
+    for bit in bits:
+        together |= bit
+    return depths(prompt, tables, together)
