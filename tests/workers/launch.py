@@ -180,7 +180,7 @@ def routing_engine() -> contextlib.AbstractContextManager[RunningWorker]:
 
 def receiving_engine() -> contextlib.AbstractContextManager[RunningWorker]:
     """The real engine as `engine` runs it, with every worker extension of ours, see `receivers`."""
-    path = {"PYTHONPATH": str(_PROJECT)}
+    path = {"PYTHONPATH": f"{_PROJECT}{os.pathsep}{components.nixl_packages()}"}
     return engine(lora=False, engine_arguments=["--worker-extension-cls", "tests.workers.receivers.Receivers"], environment=path)
 
 
