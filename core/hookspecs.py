@@ -36,6 +36,8 @@ class Choice(Struct, frozen=True):
     reason: str
     #: One of the worker's data-parallel ranks (`worker.info.ranks`); `None` leaves that to the worker.
     rank: int | None = None
+    #: How many tokens of the prompt the policy takes to be cached there; `None` when it doesn't know.
+    cached_tokens: int | None = None
 
 
 class HookSpecs:

@@ -10,6 +10,8 @@ import trio
 from core.fleet.administration import Administration
 from core.fleet.fleet import Fleet
 from core.fleet.transport import by_name
+from core.call import Call
+from core.hookspecs import Choice
 from core.log import configure_log
 from core.metrics import Metrics
 from core.northbound.administration import add_administration_routes
@@ -47,6 +49,7 @@ class Proxy:
         self._clients = Clients(settings.server.stall_timeout)
         #: Runs a part of a call, for `begin_attempt`: `reply, outcome = await proxy.leg(call)`, see `core.path.Path.leg`.
         self.leg = path.leg
+        self._placer = placer
         #: Relays a request to a worker's HTTP server, as a handler of `Routes.add_streamed`: `await proxy.relay(exchange)`.
         self.relay = Relay(path, self._clients)
         self._generate = GenerateRoute(path, self._clients, settings.server)
@@ -65,6 +68,10 @@ class Proxy:
             await self._generate(scope, receive, send)
         else:
             await self._routes(scope, receive, send)
+
+    def preview(self, call: Call) -> Choice:
+        """Where the call would go now. Nothing follows from it. Raises: `CallError`, when it could go nowhere."""
+        return self._placer.place(call, {}).choice
 
     def finish_session(self, session_id: str) -> None:
         """Tell every plugin that a session is over, see the hook `session_finished`. Nothing happens to its calls."""

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from types import TracebackType
 
+from msgspec.structs import replace
+
 from core.call import Call, Outcome
 from core.errors import NoWorker
 from core.fleet.worker import Worker
@@ -49,7 +51,7 @@ class Routing:
             choice = self._registry.choose(policy, call, workers)
             if choice is not None:
                 rank = call.data_parallel_rank
-                return choice if rank is None or rank == choice.rank else Choice(choice.worker, choice.reason, rank)
+                return choice if rank is None or rank == choice.rank else replace(choice, rank=rank)
         raise NoWorker("no routing policy chose a worker")
 
     def attempt(self, call: Call, choice: Choice, outcome: Outcome) -> "Attempt":

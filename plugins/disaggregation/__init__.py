@@ -21,7 +21,7 @@ _NAME: Final = "disaggregation"
 class Settings(PluginSettings, frozen=True):
     """`[plugins.disaggregation]`."""
 
-    #: A prompt of fewer tokens, those not counted that are known to be cached on a decode worker, is computed where the output is made.
+    #: A prompt of fewer tokens is computed where the output is made; those don't count which the policy takes to be cached there.
     threshold: Annotated[int, Meta(ge=0)] = 0
     #: How long, in seconds, a decode call whose client has gone may wait for its first output. That output tells that the blocks have
     #: come, and are freed on the prefill worker. vLLM's own lease of them lasts as long.
@@ -68,9 +68,7 @@ class Disaggregation:
             return self._prefill(call) if self._has("decode", call, ready=True) else None  # else the core says why there is none
         if call.kv_transfer_params:
             return self._held(call) if call.kv_transfer_params.get("do_remote_prefill") else None
-        if "encode" in self._roles and call.identity.media and self._has("encode", call):
-            return self._encode(call)
-        return None
+        return self._encode(call) if self._is_to_be_seen(call) else None
 
     @hookimpl(tryfirst=True)
     def lift_output(self, call: Call, output: Output) -> None:
@@ -104,6 +102,23 @@ class Disaggregation:
             return False
         return len(call.token_ids) >= self._settings.threshold
 
+    def _is_mostly_cached(self, call: Call) -> bool:
+        """Whether the decode worker to which the call would go has nearly all of its prompt."""
+        sampling, threshold = call.sampling, self._settings.threshold
+        # A call that asks for the prompt's logprobs, or says so, reads no cache.
+        if not threshold or sampling.skip_reading_prefix_cache or sampling.prompt_logprobs is not None:
+            return False
+        assert self._proxy is not None
+        try:
+            cached = self._proxy.preview(call).cached_tokens
+        except BadRequest:  # no decode worker can do all of it
+            return False
+        return cached is not None and len(call.token_ids) - cached < threshold
+
+    def _is_to_be_seen(self, call: Call) -> bool:
+        """Whether an encode worker has to look at something first."""
+        return "encode" in self._roles and bool(call.identity.media) and not call.ec_transfer_params and self._has("encode", call)
+
     def _has(self, role: Role, call: Call, *, ready: bool = False) -> bool:
         """Whether the call's model has a worker of that role: whether it can be reached or not, unless it must be `ready`."""
         assert self._proxy is not None
@@ -120,7 +135,10 @@ class Disaggregation:
 
     async def _prefill(self, call: Call) -> Call:
         """A hand-off is for one decode call: whether one that has failed got the blocks, nobody can tell, and when it did they are gone."""
-        begun = await self._encode(call) if call.identity.media and self._has("encode", call) else call
+        call.notes.pop(_NAME, None)
+        if self._is_mostly_cached(call):
+            return call
+        begun = await self._encode(call) if self._is_to_be_seen(call) else call
         reply, leg = await self._leg(prefill_call(begun))
         if not reply.kv_transfer_params:
             aborted = reply.choices[0].finish_reason == "abort"

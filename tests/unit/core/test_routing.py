@@ -57,6 +57,17 @@ def test_policies_are_asked_in_their_order_until_one_chooses():
     assert route(rig) == "first"
 
 
+def test_a_rank_that_was_asked_for_takes_nothing_else_from_a_choice():
+    class Knows:
+        @hookimpl
+        def choose_worker(self, workers) -> Choice:
+            return Choice(workers[0], "knows", cached_tokens=5)
+
+    rig = Rig(answering("a"), plugins=[Knows()], policies=["p0"])
+    choice = rig.placer.place(make_call(data_parallel_rank=0), {}).choice
+    assert (choice.reason, choice.rank, choice.cached_tokens) == ("knows", 0, 5)
+
+
 def test_when_every_policy_passes_there_is_no_worker():
     rig = Rig(answering("a"), plugins=[Passes()], policies=["p0"])
     with pytest.raises(NoWorker, match="no routing policy chose a worker"):

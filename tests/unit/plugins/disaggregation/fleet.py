@@ -3,7 +3,9 @@
 from types import SimpleNamespace
 from typing import Any, cast
 
+from core.call import Call
 from core.fleet.worker import Worker
+from core.hookspecs import Choice
 from core.proxy import Proxy
 from core.reply import Output
 from core.settings import Settings as ProxySettings
@@ -40,12 +42,19 @@ def lane(worker: Worker) -> ScriptedLane:
 class Fleet(Rig):
     """A rig whose workers have roles."""
 
-    def __init__(self, *workers: Worker, settings: Settings | None = None, plugins: tuple[object, ...] = ()) -> None:
+    def __init__(
+        self, *workers: Worker, settings: Settings | None = None, plugins: tuple[object, ...] = (), policy: str = "round-robin"
+    ) -> None:
         plugin = Disaggregation(settings or Settings())
-        super().__init__(*workers, plugins=[plugin, *plugins])
-        plugin.run_service(cast("Proxy", SimpleNamespace(fleet=self.fleet, leg=self.path.leg, settings=ProxySettings())))
+        super().__init__(*workers, plugins=[plugin, *plugins], policies=[policy])
+        plugin.run_service(
+            cast("Proxy", SimpleNamespace(fleet=self.fleet, leg=self.path.leg, preview=self.preview, settings=ProxySettings()))
+        )
         for worker in workers:
             plugin.worker_joined(worker)
+
+    def preview(self, call: Call) -> Choice:
+        return self.placer.place(call, {}).choice
 
     async def ask(self, **body: Any) -> Browser:
         """One call of three tokens."""

@@ -1,6 +1,7 @@
 """What each worker is asked, and how one reply is made of their answers."""
 
 import base64
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -8,7 +9,8 @@ import pytest
 from google.protobuf.json_format import MessageToDict
 
 from core.call import Call, Identity
-from core.hookspecs import hookimpl
+from core.fleet.worker import Worker
+from core.hookspecs import Choice, hookimpl
 from core.reply import PromptLogprob
 from plugins.disaggregation import Settings
 from plugins.disaggregation.legs import HAND_OVER
@@ -158,6 +160,13 @@ async def test_an_encode_worker_comes_first_and_what_it_returns_goes_on():
     assert MessageToDict(lane(d).requests[0].kv.ec_transfer_params) == {}
 
 
+async def test_a_client_that_has_had_its_media_encoded_is_followed():
+    encoder, whole = make_worker("e", *prefill().lanes, role="encode"), make_worker("a", *decode().lanes)
+    browser = await Fleet(encoder, whole, plugins=(Sees(),)).ask(ec_transfer_params={"mine": 1})
+    assert browser.headers["x-headrace-route"] == "round-robin"
+    assert MessageToDict(lane(whole).requests[0].kv.ec_transfer_params) == {"mine": 1}
+
+
 async def test_a_call_without_media_has_nothing_to_encode():
     encoder, whole = make_worker("e", *prefill().lanes, role="encode"), make_worker("a", *decode().lanes)
     assert (await Fleet(encoder, whole).ask()).headers["x-headrace-route"] == "round-robin"
@@ -174,6 +183,35 @@ async def test_what_is_not_worth_a_hand_off_stays_on_the_decode_worker():
         assert (browser.status, browser.headers["x-headrace-worker"], lane(p).requests) == (200, "d", [])
         assert params(lane(d).requests[0]) == {}
     assert (await Fleet(p, decode(), settings=Settings(threshold=3)).ask()).headers["x-headrace-route"].startswith("prefill=p")
+
+
+class Knows:
+    """A policy that takes two tokens of each prompt to be cached on the last worker, and chooses it."""
+
+    @hookimpl
+    def choose_worker(self, workers: Sequence[Worker]) -> Choice:
+        return Choice(workers[-1], "knows", cached_tokens=2)
+
+
+@pytest.mark.parametrize(
+    ("threshold", "sampling", "alone"),
+    [
+        (2, {}, True),
+        (1, {}, False),
+        (0, {}, False),
+        (2, {"prompt_logprobs": 0}, False),
+        (2, {"skip_reading_prefix_cache": True}, False),
+        (2, {"prompt_logprob_token_ids": [[1], [2], [3]]}, False),  # which a decode worker without HTTP can't be asked
+    ],
+)
+async def test_a_prompt_that_is_mostly_cached_stays_where_it_is(threshold, sampling, alone):
+    p, d, other = prefill(http="prompt_logprob_token_ids" in sampling), decode(), decode(name="other")
+    fleet = Fleet(p, other, d, settings=Settings(threshold=threshold), plugins=(Knows(),), policy="p1")
+    browser = await fleet.ask(sampling_params=sampling)
+    assert browser.status == 200
+    assert browser.headers["x-headrace-route"] == ("knows" if alone else "prefill=p (knows), decode=d (knows)")
+    assert len(lane(p).requests) == (not alone)
+    assert (params(lane(d).requests[0]) == {}) == alone
 
 
 async def test_a_model_without_both_roles_is_not_disaggregated():
