@@ -77,7 +77,7 @@ class KV:
         turn = self._turn % len(places)
         match = self._scorer.best(call, places[turn:] + places[:turn])
         self._last = call, match
-        return Choice(match.place.worker, _reason(match), match.place.rank)
+        return Choice(match.place.worker, _reason(match), match.place.rank, len(call.token_ids) - int(match.tokens))
 
     @hookimpl
     def attempt_started(self, call: Call, choice: Choice) -> None:

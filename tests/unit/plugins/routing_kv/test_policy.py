@@ -187,7 +187,7 @@ class TestRanks:
 
     def test_the_rank_that_has_the_prompt_is_chosen(self, bed):
         bed.tell(1, stored(TOKENS), rank=3).tell(1, stored(TOKENS[:BLOCK]), rank=2)
-        assert bed.choose(call_of(TOKENS)) == Choice(bed.workers[1], "kv: 6 of 6 blocks", 3)
+        assert bed.choose(call_of(TOKENS)) == Choice(bed.workers[1], "kv: 6 of 6 blocks", 3, 6 * BLOCK)
 
     def test_ranks_have_loads_of_their_own(self, bed):
         chosen = [bed.start(call_of(range(start, start + 40))).rank for start in (0, 100, 200, 300)]
@@ -197,7 +197,7 @@ class TestRanks:
         bed.tell(1, stored(TOKENS), rank=3)
         assert bed.choose(call_of(TOKENS, data_parallel_rank=2)).rank in (0, 2)  # a worker that doesn't have it is not eligible
         bed.workers = bed.workers[1:]
-        assert bed.choose(call_of(TOKENS, data_parallel_rank=2)) == Choice(bed.workers[0], "kv: 0 of 6 blocks", 2)
+        assert bed.choose(call_of(TOKENS, data_parallel_rank=2)) == Choice(bed.workers[0], "kv: 0 of 6 blocks", 2, 0)
 
 
 def test_a_worker_that_comes_back_has_nothing():
