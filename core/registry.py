@@ -17,6 +17,7 @@ import structlog
 from msgspec import Struct
 
 from core.errors import CallError, PluginFault
+from core.hookcalls import HookCall, direct
 from core.hookspecs import CALL_HOOKS, HOOKS, PROJECT, Choice, HookSpecs
 from core.settings import PluginSettings, PluginsSettings, RoutingSettings, Settings, SettingsError, convert_settings, nearest
 
@@ -58,6 +59,7 @@ class Registry:
         self._names = {id(loaded.plugin): loaded.name for loaded in self.plugins}
         self._codes: set[CodeType] = set()
         # One manager knows all; besides, each plugin has one of its own: pluggy's callers of a subset look for it anew at each call.
+        self._traced = bool(os.environ.get("HEADRACE_TRACE_HOOKS"))
         self._manager = self._managing(self.plugins)
         self._own = {loaded.name: self._managing([loaded]) for loaded in self.plugins}
         for loaded in self.plugins:
@@ -65,10 +67,12 @@ class Registry:
                 self._codes |= {impl.function.__code__ for impl in caller.get_hookimpls()}
         #: The plugins that choose workers, by name.
         self.policies = frozenset(self._implementations("choose_worker"))
-        self._callers: dict[str, pluggy.HookCaller] = {}
-        self._preparing: list[tuple[str, pluggy.HookCaller]] = []
-        self._beginning: list[tuple[str, pluggy.HookCaller]] = []
-        self._notices: dict[str, list[tuple[str, pluggy.HookCaller]]] = {}
+        self._choosing = {p.name: self._alone("choose_worker", p) for p in self._implementing("choose_worker")}
+        self._active: frozenset[str] = frozenset()
+        self._callers: dict[str, HookCall] = {}
+        self._preparing: list[tuple[str, HookCall]] = []
+        self._beginning: list[tuple[str, HookCall]] = []
+        self._notices: dict[str, list[tuple[str, HookCall]]] = {}
         self.check(RoutingSettings(policies=list(policies)))
         self.enforce(policies)
 
@@ -86,8 +90,8 @@ class Registry:
         active = [loaded for loaded in self.plugins if loaded.name not in self.policies or loaded.name in policies]
         path = self._managing(active)
         managers = {hook: path if hook in CALL_HOOKS else self._manager for hook in HOOKS}
-        self._callers = {hook: getattr(manager.hook, hook) for hook, manager in managers.items() if _implementations(manager, hook)}
-        names = {loaded.name for loaded in active}
+        self._callers = {hook: self._caller(manager, hook) for hook, manager in managers.items() if _implementations(manager, hook)}
+        self._active = names = frozenset(loaded.name for loaded in active)
         self._preparing = [(p.name, self._alone("prepare_call", p)) for p in self._implementing("prepare_call") if p.name in names]
         self._beginning = [(p.name, self._alone("begin_attempt", p)) for p in self._implementing("begin_attempt") if p.name in names]
         self._notices = {
@@ -98,7 +102,7 @@ class Registry:
     def choose(self, policy: str, call: "Call", workers: "Sequence[Worker]") -> Choice | None:
         """Ask one policy. Raises: the `CallError` that it raised, and `PluginFault`, also for a choice that is none."""
         try:
-            choice = self._own[policy].hook.choose_worker(call=call, workers=workers)
+            choice = self._choosing[policy](call=call, workers=workers)
         except CallError:
             raise
         except Exception as error:
@@ -109,11 +113,8 @@ class Registry:
 
     def each(self, hook: str, **arguments: Any) -> "Iterator[tuple[str, Any]]":
         """What each plugin answers to a hook on a call's path, or the exception that it raises; for explanations."""
-        if hook not in self._callers:
-            return
-        active = {impl.plugin_name for impl in self._callers[hook].get_hookimpls()}
         for loaded in self._implementing(hook):
-            if loaded.name in active:
+            if loaded.name in self._active:
                 try:
                     yield loaded.name, self._alone(hook, loaded)(**arguments)
                 except Exception as error:  # noqa: BLE001 - a plugin may raise anything, and that is its answer
@@ -238,9 +239,13 @@ class Registry:
         names = self._implementations(hook)[::-1]
         return sorted((p for p in self.plugins if p.name in names), key=lambda p: names.index(p.name))
 
-    def _alone(self, hook: str, loaded: Loaded) -> pluggy.HookCaller:
+    def _alone(self, hook: str, loaded: Loaded) -> HookCall:
         """The hook as only this plugin implements it."""
-        return getattr(self._own[loaded.name].hook, hook)
+        return self._caller(self._own[loaded.name], hook)
+
+    def _caller(self, manager: pluggy.PluginManager, hook: str) -> HookCall:
+        caller: pluggy.HookCaller = getattr(manager.hook, hook)
+        return caller if self._traced else direct(caller)
 
     def _implementations(self, hook: str) -> list[str]:
         return _implementations(self._manager, hook)
@@ -255,7 +260,7 @@ class Registry:
                 manager.check_pending()
             except pluggy.PluginValidationError as error:
                 raise SettingsError(f"plugin {loaded.name!r} of {loaded.distribution or 'this process'}: {error}") from error
-        if os.environ.get("HEADRACE_TRACE_HOOKS"):
+        if self._traced:
             manager.add_hookcall_monitoring(_print_before, _print_after)
         return manager
 
