@@ -46,6 +46,8 @@ class WorkerSettings(Struct, frozen=True, forbid_unknown_fields=True):
     tls: TLSSettings | None = None
     #: The environment variable that holds the worker's API key (`--api-key`), for its HTTP server.
     api_key_env: str | None = None
+    #: Tells two data-parallel groups of one model apart, when their replicas are spread over several workers each.
+    group: str = ""
     #: The command that serves it, when headrace is to run it: started, started again when it ends, and stopped with headrace.
     command: list[str] = field(default_factory=list[str])
     #: Added to headrace's own environment for the command.

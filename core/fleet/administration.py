@@ -1,16 +1,18 @@
 """The administration of the fleet: who takes part, what is done to them, and what happens when nobody comes back for them."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from http import HTTPStatus
 from typing import Any, TypeVar
 
 import structlog
 import trio
 
-from core.errors import BadRequest, NotFound, NoWorker
+from core.errors import BadRequest, CallError, NotFound, NoWorker
 from core.fleet.cohorts import Cohorts, NamedCohort
 from core.fleet.control import WorkerControl
 from core.fleet.current import CurrentWeights
 from core.fleet.fleet import Fleet
+from core.fleet.groups import gaps, in_rank_order
 from core.fleet.journal import Journal
 from core.fleet.latecomers import Latecomers
 from core.fleet.operations import FleetFailed, Operation, Operations
@@ -60,16 +62,19 @@ class Administration:
         For an update a cohort must be whole, or allow for substitution, which `by` then stands for in the journal.
 
         Raises: `BadRequest` when both a cohort and a model are named, or a model must be; `NotFound`; `NoWorker`; `CallError` (409) for
-        a cohort that isn't whole.
+        a cohort, or a data-parallel group, that isn't whole.
         """
         if worker:
             return self.worker(worker)
         if not cohort:
-            return self.workers(model)
-        if model:
+            found = self.workers(model)
+        elif model:
             raise BadRequest("cohort: it has its model already; don't name both", param="cohort")
-        found = self.cohorts.whole(cohort, by=by) if update else self.cohorts.present(cohort)
-        self._standings.touch(found)
+        else:
+            found = self.cohorts.whole(cohort, by=by) if update else self.cohorts.present(cohort)
+            self._standings.touch(found)
+        if update and (missing := gaps(found)):
+            raise CallError(HTTPStatus.CONFLICT, f"{'; '.join(missing)}: an update would wait for them for ever")
         return found
 
     def select_cohort(self, name: str, model: str, ids: Sequence[str] | None, *, substitution: bool, by: str) -> NamedCohort:
@@ -83,7 +88,7 @@ class Administration:
         return self.cohorts.select(name, model or workers[0].models[0], workers, substitution=substitution, by=by)
 
     def workers(self, model: str = "") -> list[Worker]:
-        """The workers of a model that are there, in their order; it needs no name when the fleet serves one. Their leases begin anew.
+        """The workers of a model that are there, in rank order; it needs no name when the fleet serves one. Their leases begin anew.
 
         Raises: `BadRequest` when it does need one, `NotFound`, `NoWorker`.
         """
@@ -93,7 +98,7 @@ class Administration:
         names = sorted({worker.models[0] for worker in there})
         if not model and len(names) > 1:
             raise BadRequest(f"model: the fleet serves {', '.join(names)}; name one", param="model")
-        found = [worker for worker in there if not model or model in worker.models]
+        found = in_rank_order(worker for worker in there if not model or model in worker.models)
         if not found:
             raise NotFound(f"model: no worker serves {model!r}; the fleet serves {', '.join(names)}", param="model")
         self._standings.touch(found)

@@ -19,6 +19,9 @@ class Member(Struct, frozen=True):
     offset: int
     #: Its own ranks: those of one replica, times the replicas that it hosts.
     ranks: int
+    #: What its engines count from. vLLM 0.33: an engine adds its data-parallel rank, times the ranks of a replica, to the offset that it is
+    #: told; so the parts of a data-parallel group are told the same.
+    base: int
 
 
 class Cohort(Struct, frozen=True):
@@ -32,7 +35,9 @@ class Cohort(Struct, frozen=True):
         members: list[Member] = []
         offset = 0
         for worker in workers:
-            members.append(Member(worker.id, instance_of(worker), offset, worker.world_size))
+            assert worker.info
+            base = offset - worker.info.ranks[0] * worker.info.world_size
+            members.append(Member(worker.id, instance_of(worker), offset, worker.world_size, base))
             offset += worker.world_size
         return cls(tuple(members))
 

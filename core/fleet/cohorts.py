@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from core.errors import BadRequest, CallError, NotFound, NoWorker
 from core.fleet.cohort import Cohort
 from core.fleet.fleet import Fleet
+from core.fleet.groups import in_rank_order
 from core.fleet.journal import Journal
 from core.fleet.worker import Worker
 
@@ -44,6 +45,10 @@ class Cohorts:
 
         Raises: `BadRequest` for a worker that is there twice or serves another model; `CallError` (409) for one of another cohort.
         """
+        if (ordered := in_rank_order(workers)) != list(workers):
+            names = ", ".join(worker.id for worker in ordered)
+            text = f"workers: parts of a data-parallel group stand together, in the order of their ranks: {names}"
+            raise BadRequest(text, param="workers")
         for index, worker in enumerate(workers):
             if worker in workers[:index]:
                 raise BadRequest(f"workers: {worker.id!r} is there twice", param="workers")

@@ -10,6 +10,7 @@ from core.beside import beside
 from core.errors import PluginFault
 from core.fleet.connection import Connection, connect
 from core.fleet.gate import Gate
+from core.fleet.groups import overlap
 from core.fleet.managed import Managed
 from core.fleet.probe import ProbeFailed
 from core.fleet.worker import HeldState, Hold, Observed, State, Worker
@@ -145,7 +146,7 @@ class Fleet:
             if worker.changes != changes:
                 worker.suspect()
                 return None
-            worker.policy_version = report.policy_version
+            worker.find_version(report.policy_version)
             if worker.state in _ABSENT:
                 await self._registry.prepare(worker)
         except ProbeFailed as failure:
@@ -163,6 +164,8 @@ class Fleet:
     async def _introduce(self, worker: Worker, connection: Connection) -> None:
         """Learn who listens there now: it may be another process than before."""
         worker.info = await connection.probe.introduce()
+        if problem := overlap(worker, self.workers.values()):
+            raise ProbeFailed(problem, certain=True)
         worker.introduced_at = time.time()
         worker.lanes = await connection.lanes(worker.info.max_model_len)
 

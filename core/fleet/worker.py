@@ -61,6 +61,11 @@ class WorkerInfo(Struct, frozen=True, kw_only=True):
     supports_sleep: bool = False
     weight_transfer_backend: str = ""
 
+    @property
+    def kv_blocks_per_rank(self) -> int:
+        """What one of its data-parallel ranks holds; 0 when it doesn't tell."""
+        return max(self.total_kv_blocks // len(self.ranks), 1) if self.total_kv_blocks else 0
+
 
 class Worker:
     """A worker and its state.
@@ -80,8 +85,10 @@ class Worker:
         #: Counts what was done to the engine; an answer to a probe that was sent before is out of date.
         self.changes = 0
         self.info: WorkerInfo | None = None
-        #: The version of its weights as the worker labels them; `None` when it doesn't tell.
-        self.policy_version: str | None = None
+        self._policy_version: str | None = None
+        #: How often that has changed, and how often a probe was the first to find it changed: then nobody knows since when.
+        self.version_changes = 0
+        self.version_finds = 0
         #: In order of preference.
         self.lanes: tuple[Lane, ...] = ()
         #: The worker's `vllm.Control` service and its HTTP server, for administration; `None` where it has none.
@@ -100,6 +107,23 @@ class Worker:
 
     def __repr__(self) -> str:
         return f"<Worker {self.id} {self.state}>"
+
+    @property
+    def policy_version(self) -> str | None:
+        """The version of its weights as the worker labels them; `None` when it doesn't tell."""
+        return self._policy_version
+
+    @policy_version.setter
+    def policy_version(self, version: str | None) -> None:
+        if version != self._policy_version:
+            self._policy_version = version
+            self.version_changes += 1
+
+    def find_version(self, version: str | None) -> None:
+        """A probe has found it labelled so."""
+        if version != self._policy_version:
+            self.version_finds += 1
+            self.policy_version = version
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -176,6 +200,7 @@ class Worker:
             "role": self.role,
             "world_size": self.world_size,
             "ranks": list(info.ranks) if info else [],
+            "data_parallel_size": info.data_parallel_size if info else None,
             "capabilities": _capabilities(info, {lane.wire: sorted(lane.can) for lane in self.lanes}),
             "in_flight": self.in_flight,
             "grpc": self.settings.grpc,
@@ -184,6 +209,7 @@ class Worker:
             "max_model_len": info.max_model_len if info else None,
             "kv_block_size": info.kv_block_size if info else None,
             "total_kv_blocks": info.total_kv_blocks if info else None,
+            "kv_blocks_per_rank": info.kv_blocks_per_rank if info else None,
             **({"process": msgspec.to_builtins(self.process)} if self.process else {}),
         }
 

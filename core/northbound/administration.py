@@ -280,7 +280,7 @@ def _numbered(info: Mapping[str, Any]) -> Callable[[Cohort, int], Mapping[str, A
         if size != whole:
             text = f"the trainer's {offset} ranks and the fleet's {cohort.ranks} make {whole} (GET /get_world_size), and not {size}"
             raise BadRequest(f"init_info.world_size: {text}: some would wait for others for ever", param="init_info.world_size")
-        return {**info, "rank_offset": offset + cohort.members[index].offset, "world_size": whole}
+        return {**info, "rank_offset": offset + cohort.members[index].base, "world_size": whole}
 
     return number
 

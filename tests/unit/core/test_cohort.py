@@ -16,7 +16,7 @@ def worker(name, *, world_size=1, replicas=1, instance="1"):
 
 def test_offsets_are_the_ranks_of_the_members_before():
     cohort = Cohort.of([worker("b"), worker("a", world_size=3), worker("c", world_size=2, replicas=2), worker("d")])
-    assert cohort.members == (Member("b", "1", 0, 1), Member("a", "1", 1, 3), Member("c", "1", 4, 4), Member("d", "1", 8, 1))
+    assert cohort.members == (Member("b", "1", 0, 1, 0), Member("a", "1", 1, 3, 1), Member("c", "1", 4, 4, 4), Member("d", "1", 8, 1, 8))
     assert cohort.ranks == 9
 
 
