@@ -22,6 +22,7 @@ from core.registry import Registry
 from core.relayed import RelayedBody
 from core.reply import GenerateReply, Output
 from core.settings import nearest
+from core.versions import StreamedVersions, UnaryVersions
 from core.wire.http_relay import Answer
 from core.wire.lane import OutputStream
 
@@ -117,11 +118,13 @@ class Path:
                 place = self._place(attempt, tried, outcome)
                 try:
                     with self._placer.routing.attempt(attempt, place.choice, outcome), place.worker.serving():
-                        requests = self._lower(attempt, place)
+                        requests, versions = self._lower(attempt, place), UnaryVersions(place.worker)
                         if attempt.stream:
                             outputs = await collect(attempt, place.lane, requests, end_holding)
                         else:
                             outputs = await gather(attempt, place.lane, requests)
+                        if place.lane.wire == "grpc":
+                            versions.tell(outputs)
                         reply = compose(call, place.worker, outputs)
                         _count(outcome, reply)
                         return reply
@@ -145,7 +148,8 @@ class Path:
                 try:
                     with self._placer.routing.attempt(attempt, place.choice, outcome), place.worker.serving():
                         async with merge(attempt, place.lane, self._lower(attempt, place)) as source:
-                            lifted = LiftedStream(source, call, outcome, self._registry)
+                            versions = StreamedVersions(place.worker) if place.lane.wire == "grpc" else None
+                            lifted = LiftedStream(source, call, outcome, self._registry, versions)
                             await lifted.start()
                             end_holding()
                             started = True
@@ -269,16 +273,19 @@ class Path:
 class LiftedStream:
     """The outputs of a streamed call after the plugins have seen them."""
 
-    def __init__(self, source: OutputStream, call: Call, outcome: Outcome, registry: Registry) -> None:
+    def __init__(
+        self, source: OutputStream, call: Call, outcome: Outcome, registry: Registry, versions: StreamedVersions | None = None
+    ) -> None:
         self._source = source
         self._call = call
         self._outcome = outcome
         self._registry = registry
+        self._versions = versions
         self._first: list[Output] | None = None
 
     async def start(self) -> None:
         """Wait for the first output. Raises: `CallError`; `WorkerLost` when another worker may do better."""
-        self._first = await self._source.receive()
+        self._first = await self._next()
         self._outcome.first_output_seconds = perf_counter() - self._call.started
 
     async def receive(self) -> list[Output]:
@@ -290,7 +297,7 @@ class LiftedStream:
         if self._first is not None:
             outputs, self._first = self._first, None
         else:
-            outputs = await self._source.receive()
+            outputs = await self._next()
         for output in outputs:
             try:
                 self._registry.call("lift_output", call=self._call, output=output)
@@ -301,6 +308,14 @@ class LiftedStream:
     def release(self) -> None:
         """Reset the call on the worker at once, whatever the reader is doing."""
         self._source.release()
+
+    async def _next(self) -> list[Output]:
+        if self._versions is None:
+            return await self._source.receive()
+        self._versions.wait()
+        outputs = await self._source.receive()
+        self._versions.tell(outputs)
+        return outputs
 
     def _count(self, output: Output) -> None:
         outcome = self._outcome
