@@ -57,7 +57,7 @@ def _run_engine(engine: Engine, seconds: float, of_engine: list[Case], options: 
     missing: list[Missing] = []
     with (
         scripted(fast=True, step_seconds=seconds, max_model_len=large.MAX_MODEL_LEN) as worker,
-        targets(worker, with_peers=options.peers, missing=missing) as found,
+        targets(worker, engine, with_peers=options.peers, missing=missing) as found,
     ):
         results.rows += measure(of_engine, found, worker.pids[0], rounds=1 if options.quick else options.rounds, missing=missing)
         results.notes |= {target.name: NOTES[target.name] for target in found if target.name in NOTES}

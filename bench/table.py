@@ -3,9 +3,12 @@
 from collections.abc import Iterable, Sequence
 
 from bench.results import Results, Row
+from bench.targets import DYNAMO, YARDSTICK
 
-_DYNAMO = "dynamo"
-_HEAD = ("", "req/s", "p50 ms", "p99 ms", "CPU ms/req", "CPU µs/token", "÷ dynamo", "writes/reply", "worker CPU", "load CPU")
+_HEAD = (
+    *("", "req/s", "p50 ms", "p99 ms", "CPU ms/req", "CPU µs/token"),
+    *("÷ dynamo", "÷ hypercorn", "writes/reply", "worker CPU", "load CPU"),
+)
 _MIB = 1 << 20
 
 
@@ -13,8 +16,8 @@ def render(results: Results) -> str:
     """The whole report."""
     parts = [_machine(results.machine)]
     for title, rows in _grouped(results.rows).items():
-        reference = next((row.median("proxy_cpu") for row in rows if row.target == _DYNAMO), None)
-        parts.append(f"{title}\n{columns([_HEAD, *(_line(row, reference) for row in rows)])}")
+        references = [next((row.median("proxy_cpu") for row in rows if row.target == name), None) for name in (DYNAMO, YARDSTICK)]
+        parts.append(f"{title}\n{columns([_HEAD, *(_line(row, references) for row in rows)])}")
     if results.memory:
         lines = [("", "requests", "RSS before MiB", "RSS after MiB", "bytes/request")]
         lines += [
@@ -73,7 +76,7 @@ def _grouped(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return groups
 
 
-def _line(row: Row, reference: float | None) -> tuple[str, ...]:
+def _line(row: Row, references: Sequence[float | None]) -> tuple[str, ...]:
     cpu, writes = row.median("proxy_cpu"), row.median("writes")
     return (
         row.target,
@@ -82,7 +85,7 @@ def _line(row: Row, reference: float | None) -> tuple[str, ...]:
         number(row.median("p99")),
         number(cpu),
         number(cpu * 1000 / row.output) if cpu is not None and row.stream else "-",
-        f"{cpu / reference:.2f}" if cpu is not None and reference else "-",
+        *(f"{cpu / reference:.2f}" if cpu is not None and reference else "-" for reference in references),
         number(writes) if row.stream else "-",
         number(row.median("worker_cpu")),
         number(row.median("load_cpu")),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench import peers
-from bench.cases import GENERATE, Case, Dialect
+from bench.cases import GENERATE, Case, Dialect, Engine
 from bench.load import LoadFailed, post, run
 from bench.processes import family
 from bench.results import Missing
@@ -19,6 +19,10 @@ from tests.workers.processes import Command, Processes, StartFailed, free_ports,
 
 _PROJECT = Path(__file__).parent.parent
 _START_SECONDS = 60.0
+
+#: The target with which streams are compared, and the one with which whole replies are.
+YARDSTICK = "hypercorn alone"
+DYNAMO = "dynamo"
 
 
 @dataclass(frozen=True)
@@ -50,8 +54,10 @@ def direct(worker: RunningWorker) -> Target:
 
 
 @contextlib.contextmanager
-def targets(worker: RunningWorker, *, with_peers: bool, missing: list[Missing]) -> Iterator[list[Target]]:
+def targets(worker: RunningWorker, engine: Engine, *, with_peers: bool, missing: list[Missing]) -> Iterator[list[Target]]:
     """Everything in front of one worker, the worker itself first. A peer that can't be had is put on the list of what is missing.
+
+    Beside a paced engine there is also the yardstick of its streams.
 
     Raises: `StartFailed` when headrace doesn't start.
     """
@@ -62,6 +68,8 @@ def targets(worker: RunningWorker, *, with_peers: bool, missing: list[Missing]) 
             return stack.enter_context(start(worker, Path(folder)))
 
         found = [direct(worker), enter(headrace), enter(headrace_on_hypercorn)]
+        if engine == "paced":
+            found.append(enter(hypercorn_alone))
         for name, start in _PEERS.items() if with_peers else ():
             try:
                 found.append(enter(start))
@@ -90,6 +98,15 @@ def headrace_on_hypercorn(worker: RunningWorker, folder: Path) -> Iterator[Targe
 
 
 @contextlib.contextmanager
+def hypercorn_alone(_worker: RunningWorker, folder: Path) -> Iterator[Target]:
+    """hypercorn and an application that makes its tokens up, see `bench.echo`. Raises: `StartFailed`."""
+    (port,) = free_ports(1)
+    argv = [sys.executable, "-m", "hypercorn", "-k", "trio", "--bind", f"127.0.0.1:{port}", "bench.echo:app"]
+    with _proxy(YARDSTICK, [Command(argv, folder / "log", {"PYTHONPATH": str(_PROJECT)})], port) as target:
+        yield target
+
+
+@contextlib.contextmanager
 def dynamo(worker: RunningWorker, folder: Path) -> Iterator[Target]:
     """NVIDIA Dynamo: its frontend and its vLLM sidecar, which find each other through files.
 
@@ -110,7 +127,7 @@ def dynamo(worker: RunningWorker, folder: Path) -> Iterator[Target]:
     frontend = [python, "-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(port)]
     sidecar = [python, "-m", "dynamo.vllm.sidecar", "--grpc-endpoint", worker.grpc]
     commands = [Command(frontend, folder / "frontend.log", environment), Command(sidecar, folder / "sidecar.log", environment)]
-    with _proxy("dynamo", commands, port, streams="completions") as target:
+    with _proxy(DYNAMO, commands, port, streams="completions") as target:
         yield target
 
 
@@ -125,12 +142,13 @@ def vllm_router(worker: RunningWorker, folder: Path) -> Iterator[Target]:
         yield target
 
 
-_PEERS = {"dynamo": dynamo, "vllm-router": vllm_router}
+_PEERS = {DYNAMO: dynamo, "vllm-router": vllm_router}
 
 #: What a reader of the table must know about a target.
 NOTES = {
     "headrace": "headrace serve",
-    "dynamo": "frontend and vLLM sidecar; streams by POST /v1/completions, which writes text: its generate route refuses stream: true",
+    YARDSTICK: "no proxy: the same events at the same pace out of nothing, on hypercorn's trio worker",
+    DYNAMO: "frontend and vLLM sidecar; streams by POST /v1/completions, which writes text: its generate route refuses stream: true",
     "vllm-router": f"relays the bytes of POST {GENERATE} to the worker's HTTP server",
 }
 

@@ -10,8 +10,10 @@ import time
 
 import msgspec
 import pytest
+import trio
 
-from bench.cases import Case, WrongReply, cases
+from bench import echo
+from bench.cases import PACE_SECONDS, Case, WrongReply, cases
 from bench.compare import compare
 from bench.load import LoadFailed, Reply, post, run
 from bench.processes import cpu_seconds, family, resident_bytes
@@ -185,6 +187,27 @@ def test_the_table_shows_streams_in_microseconds_a_token():
     text = render(Results(machine={}, rows=[row("headrace", 50.0, stream=True)]))
     (line,) = [line for line in text.splitlines() if line.startswith("  headrace")]
     assert line.split()[4:7] == ["50.0", "100", "-"]
+
+
+def test_the_table_compares_streams_with_the_yardstick():
+    rows = [row("headrace", 60.0, stream=True), row("hypercorn alone", 40.0, stream=True)]
+    (line,) = [line for line in render(Results(machine={}, rows=rows)).splitlines() if line.startswith("  headrace")]
+    assert line.split()[6:8] == ["-", "1.50"]
+
+
+async def test_the_yardstick_writes_each_token_by_itself_at_the_pace_of_the_engine(autojump_clock):
+    parts, times = [], []
+
+    async def receive():
+        return {"type": "http.request", "body": STREAM.bodies("generate")[0]}
+
+    async def send(message):
+        parts.append(message.get("body", b""))
+        times.append(trio.current_time())
+
+    await echo.app({"type": "http", "method": "POST"}, receive, send)
+    STREAM.check(b"".join(parts), "generate")
+    assert times[2] - times[1] == pytest.approx(PACE_SECONDS)
 
 
 def test_the_table_says_why_a_peer_has_no_numbers():
