@@ -5,17 +5,21 @@ A plugin imports from here, and nothing from below but vLLM's own messages (`cor
 
 from core.call import Call, Identity, Outcome, SamplingParams
 from core.errors import BadRequest, CallError, NotFound, NoWorker
-from core.fleet.cohort import Cohort, Member
+from core.fleet.administration import Administration
+from core.fleet.cohort import Cohort, Member, instance_of
 from core.fleet.control import ControlFailed, WorkerControl
+from core.fleet.fleet import Fleet
 from core.fleet.transport import WeightTransport, WeightUpdate
 from core.fleet.worker import Worker, WorkerInfo
 from core.hookspecs import Choice, hookimpl
+from core.northbound.asking import who
 from core.northbound.body import refusing
 from core.northbound.models import ModelCard
 from core.proxy import Proxy
 from core.reply import GenerateReply, Output, PromptTokensDetails
-from core.routes import Exchange, HTTPReply, HTTPRequest, Routes
+from core.routes import Exchange, HTTPReply, HTTPRequest, Method, Routes
 from core.routing import ranks_for
+from core.serving.server import serve_on_port
 from core.settings import PluginSettings, Role, Settings, WorkerSettings
 from core.wire.needs import OVER_GRPC, OVER_HTTP, STREAMED_PROMPT_LOGPROBS
 
@@ -23,6 +27,7 @@ __all__ = [
     "OVER_GRPC",
     "OVER_HTTP",
     "STREAMED_PROMPT_LOGPROBS",
+    "Administration",
     "BadRequest",
     "Call",
     "CallError",
@@ -30,11 +35,13 @@ __all__ = [
     "Cohort",
     "ControlFailed",
     "Exchange",
+    "Fleet",
     "GenerateReply",
     "HTTPReply",
     "HTTPRequest",
     "Identity",
     "Member",
+    "Method",
     "ModelCard",
     "NoWorker",
     "NotFound",
@@ -54,6 +61,9 @@ __all__ = [
     "WorkerInfo",
     "WorkerSettings",
     "hookimpl",
+    "instance_of",
     "ranks_for",
     "refusing",
+    "serve_on_port",
+    "who",
 ]

@@ -5,6 +5,7 @@ import sys
 from functools import partial
 
 import click
+from msgspec.structs import replace
 
 from core.proxy import open_asgi
 from core.registry import Registry, load_plugins
@@ -43,12 +44,10 @@ def serve(config: str | None, host: str | None, port: int | None) -> None:
     The first SIGTERM or SIGINT lets calls in flight finish, for [server] shutdown_timeout seconds; the second ends them.
     """
     settings, registry = _load(config)
-    options = ServeOptions(
-        host=settings.server.host if host is None else host,
-        port=settings.server.port if port is None else port,
-        shutdown_timeout=settings.server.shutdown_timeout,
-        stall_timeout=settings.server.stall_timeout,
-    )
+    server = settings.server
+    server = replace(server, host=server.host if host is None else host, port=server.port if port is None else port)
+    settings = replace(settings, server=server)
+    options = ServeOptions(host=server.host, port=server.port, shutdown_timeout=server.shutdown_timeout, stall_timeout=server.stall_timeout)
     sys.exit(run_server(partial(open_asgi, settings, registry), options))
 
 

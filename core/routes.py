@@ -138,9 +138,13 @@ class Routes:
         self._check_free(method, path)
         self._streamed[method, path] = handler
 
-    def _check_free(self, method: Method, path: str) -> None:
+    def is_served(self, method: Method, path: str) -> bool:
+        """Whether somebody serves it."""
         served = {(method_, str(rule)) for rule in self._quart.url_map.iter_rules() for method_ in rule.methods or ()}
-        if (method, path) in served or (method, path) in self._streamed:
+        return (method, path) in served or (method, path) in self._streamed
+
+    def _check_free(self, method: Method, path: str) -> None:
+        if self.is_served(method, path):
             raise ValueError(f"{method} {path} is served already")
 
     def add(self, method: Method, path: str, handler: Handler) -> None:

@@ -76,6 +76,7 @@ class GrpcProbe:
             supports_lora=model.supports_lora,
             supports_multimodal=model.supports_multimodal,
             supports_sleep=rl.sleep_mode_enabled,
+            supports_draft_updates=rl.draft_weight_updates_enabled,
             weight_transfer_backend=rl.weight_transfer_backend if rl.weight_transfer_enabled else "",
         )
 

@@ -59,6 +59,7 @@ class WorkerInfo(Struct, frozen=True, kw_only=True):
     supports_lora: bool = False
     supports_multimodal: bool = False
     supports_sleep: bool = False
+    supports_draft_updates: bool = False
     weight_transfer_backend: str = ""
 
     @property
@@ -221,5 +222,6 @@ def _capabilities(info: WorkerInfo | None, wires: Mapping[str, list[str]]) -> di
         "lora": bool(info and info.supports_lora),
         "multimodal": bool(info and info.supports_multimodal),
         "sleep": bool(info and info.supports_sleep),
+        "draft_updates": bool(info and info.supports_draft_updates),
         "weight_transfer": (info and info.weight_transfer_backend) or None,
     }

@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -63,6 +63,21 @@ def serve(open_proxy: Open, options: ServeOptions) -> int:
         return trio.run(_Server(open_proxy, listener, options).run)
     finally:
         faulthandler.cancel_dump_traceback_later()
+
+
+def serve_on_port(app: ASGIApp, *, host: str, port: int) -> Callable[[], Awaitable[None]]:
+    """Take a port beside headrace's own; what is returned answers there by `app`, under any host, until it is cancelled.
+
+    Cancellation: requests in flight are cancelled, connections closed.
+    Raises: `OSError` when the address can't be had.
+    """
+    listener = _bind(ServeOptions(host=host, port=port))
+
+    async def serve_it() -> None:
+        async with trio.open_nursery() as nursery:
+            Connections(partial(dispatch, app), nursery).accept(listener)
+
+    return serve_it
 
 
 def _bind(options: ServeOptions) -> socket.socket:

@@ -15,8 +15,8 @@ from plugins.prime_rl.sessions import session_of
 from plugins.prime_rl.unknown_keys import UnknownKeys
 from plugins.prime_rl.weight_dir import translate
 
-#: For all workers, and for one.
-_SCOPES: Final = ("", "/workers/<id>")
+#: For all workers, for one, and for those of a named cohort.
+_SCOPES: Final = ("", "/workers/<id>", "/cohorts/<cohort>")
 
 
 class Settings(PluginSettings, frozen=True):

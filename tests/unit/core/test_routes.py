@@ -14,8 +14,8 @@ from tests.unit.core.lanes import ScriptedLane, output
 from tests.unit.core.rig import Browser, Rig, make_worker
 
 
-async def ask(routes, method, path, body=b"", query=""):
-    browser = Browser(body, {"content-type": "application/json"}, method=method)
+async def ask(routes, method, path, body=b"", query="", headers=None):
+    browser = Browser(body, {"content-type": "application/json", **(headers or {})}, method=method)
     browser.scope |= {
         "path": path,
         "raw_path": path.encode(),

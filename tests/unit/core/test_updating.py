@@ -115,10 +115,8 @@ async def test_an_update_of_the_draft_model_mends_no_other_weights():
         await fleet.updating.start(fleet.workers, by="me", draft=True)
         await fleet.receive()
         await fleet.finish(None)
-        assert [(worker.state, worker.reason) for worker in fleet.workers] == [
-            ("quarantined", "update_weights: shapes differ"),
-            ("ready", ""),
-        ]
+        assert fleet.states == ["quarantined", "ready"]
+        assert (fleet.workers[0].reason, "resume" in fleet.engines[0].asked) == ("update_weights: shapes differ", False)
         await fleet.update("9")
         assert fleet.states == ["ready", "ready"]
 
@@ -433,6 +431,7 @@ async def test_weights_do_not_come_through_a_group_that_has_changed():
     async with administered() as fleet:
         sent = [serve_http(worker, {"results": [None]}) for worker in fleet.workers]
         await fleet.updating.join_group_by_rpc(fleet.workers, bodies_of(0, 1), by="me")
+        assert fleet.workers[1].info
         fleet.workers[1].info = replace(fleet.workers[1].info, instance_id="2")
         with pytest.raises(CallError, match="update_weights_from_path: the trainer's group has changed: w1 was replaced") as conflict:
             await fleet.updating.collective_rpc(fleet.workers, {"method": "update_weights_from_path"}, by="me")
