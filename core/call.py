@@ -153,7 +153,8 @@ class Call(Struct, kw_only=True):
     #: Parts of the call that other workers have done before (`begin_attempt`), in words; `x-headrace-route` shows them first.
     legs: tuple[str, ...] = ()
     #: How long, in seconds, the call stays on its worker until its first output though its client has gone; `None`: it doesn't. What is
-    #: held goes to the worker as a stream (`stream`), whatever the client gets, because only a stream shows a first output.
+    #: held goes to the worker as a stream (`stream`), whatever the client gets, because only a stream shows a first output. A shutdown
+    #: doesn't wait for it.
     hold: float | None = None
     #: How many further workers are tried after any failure (5xx) before the first output. `None`: `[routing] retries`, after a lost worker.
     retries: int | None = None

@@ -4,41 +4,59 @@ Some calls leave something behind elsewhere when they are cancelled too early: a
 keeps for it. They are held, for a bounded time, and then cancelled like any other.
 """
 
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from typing import Any
+import math
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Protocol
 
 import trio
 
-from core.beside import beside
 from core.call import Call
 from core.fanout import merge
 from core.reply import Output
 from core.wire.lane import Lane
 
 
-def holding(seconds: float | None) -> AbstractAsyncContextManager[Callable[[], None]]:
-    """The scope of an attempt that is held for so many seconds after its cancellation, and what ends the holding; `None` doesn't hold."""
-    return nullcontext(_nothing) if seconds is None else _holding(seconds)
+class Client(Protocol):
+    """Whoever waits for a call: `core.serving.client.Client`, whose loss cancels the call."""
+
+    @property
+    def lost(self) -> bool:
+        """Whether it waits no longer."""
+        ...
+
+    def hold(self, seconds: float) -> None:
+        """Until `let_go`, let the call go on for so many seconds when it is lost."""
+        ...
+
+    def let_go(self) -> None:
+        """End a `hold`, and the call of a client that was lost meanwhile."""
+        ...
 
 
-@asynccontextmanager
-async def _holding(seconds: float) -> AsyncGenerator[Callable[[], None], None]:
-    scope = trio.CancelScope(shield=True)
+def holding(seconds: float | None, client: Client | None) -> AbstractContextManager[Callable[[], None]]:
+    """The scope of an attempt that goes on for so many seconds when its client is lost, and what ends the holding; `None` doesn't hold.
 
-    async def bound() -> None:
+    Another cancellation, that of a shutdown, comes through.
+    """
+    return nullcontext(_nothing) if seconds is None or client is None else _holding(seconds, client)
+
+
+@contextmanager
+def _holding(seconds: float, client: Client) -> Generator[Callable[[], None], None, None]:
+    # A client that was lost a moment ago has cancelled the call already.
+    deadline = trio.current_time() + seconds if client.lost else math.inf
+    with trio.CancelScope(shield=client.lost, deadline=deadline) as scope:
+
+        def end() -> None:
+            scope.shield, scope.deadline = False, math.inf
+            client.let_go()
+
+        client.hold(seconds)
         try:
-            await trio.sleep_forever()
-        finally:  # the cancellation that the body doesn't see
-            if scope.shield:
-                scope.deadline = trio.current_time() + seconds
-
-    def end() -> None:
-        scope.shield = False
-
-    async with beside(bound):
-        with scope:
             yield end
+        finally:
+            end()
 
 
 async def collect(call: Call, lane: Lane, requests: Sequence[Any], began: Callable[[], None]) -> list[Output]:

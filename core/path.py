@@ -14,7 +14,7 @@ from core.compose import compose
 from core.errors import BadRequest, CallError, PluginFault, WorkerLost, WorkerPaused, shorten
 from core.fanout import gather, merge
 from core.fleet.worker import Worker
-from core.holding import collect, holding
+from core.holding import Client, collect, holding
 from core.hookspecs import Choice
 from core.metrics import Metrics
 from core.placement import Placement, Placer
@@ -71,14 +71,14 @@ class Path:
         outcome.kind = "refused" if error.status < HTTPStatus.INTERNAL_SERVER_ERROR else "failed"
         outcome.status, outcome.error = error.status, error.message
 
-    async def unary(self, call: Call, outcome: Outcome) -> GenerateReply:
-        """The whole reply of a call.
+    async def unary(self, call: Call, outcome: Outcome, client: Client | None = None) -> GenerateReply:
+        """The whole reply of a call, for a client by whose loss it is cancelled.
 
         Cancellation: the call is cancelled on its worker at once.
         Raises: `CallError`.
         """
         await self._receive(call)
-        reply = await self._answer(call, outcome, self._begin)
+        reply = await self._answer(call, outcome, self._begin, client)
         outcome.first_output_seconds = perf_counter() - call.started
         try:
             self._registry.call("lift_result", call=call, result=reply)
@@ -99,7 +99,7 @@ class Path:
         outcome = Outcome(kind="cancelled", status=503)
         started = perf_counter()
         try:
-            reply = await self._answer(call, outcome, self._gated)
+            reply = await self._answer(call, outcome, self._gated, None)
             outcome.kind, outcome.status = "ok", 200
         except CallError as error:
             self._note(outcome, error)
@@ -110,11 +110,11 @@ class Path:
             log.info("leg.settled", id=call.id, role=call.role, **_summary(outcome))
         return reply, outcome
 
-    async def _answer(self, call: Call, outcome: Outcome, begin: "_Begin") -> GenerateReply:
+    async def _answer(self, call: Call, outcome: Outcome, begin: "_Begin", client: Client | None) -> GenerateReply:
         tried: dict[Worker, str] = {}
         while True:
             attempt = await begin(call, tried)
-            async with holding(attempt.hold) as end_holding:
+            with holding(attempt.hold, client) as end_holding:
                 place = self._place(attempt, tried, outcome)
                 try:
                     with self._placer.routing.attempt(attempt, place.choice, outcome), place.worker.serving():
@@ -132,8 +132,8 @@ class Path:
                     self._lost(attempt, place.worker, tried, error)
 
     @asynccontextmanager
-    async def stream(self, call: Call, outcome: Outcome) -> AsyncGenerator["LiftedStream", None]:
-        """The outputs of a call as they come; entering waits for the first.
+    async def stream(self, call: Call, outcome: Outcome, client: Client | None = None) -> AsyncGenerator["LiftedStream", None]:
+        """The outputs of a call as they come, for a client by whose loss it is cancelled; entering waits for the first.
 
         Cancellation, and leaving early: the call is cancelled on its worker at once.
         Raises: `CallError`, on entry or from `receive`.
@@ -143,7 +143,7 @@ class Path:
         started = False
         while True:
             attempt = await self._begin(call, tried)
-            async with holding(attempt.hold) as end_holding:
+            with holding(attempt.hold, client) as end_holding:
                 place = self._place(attempt, tried, outcome)
                 try:
                     with self._placer.routing.attempt(attempt, place.choice, outcome), place.worker.serving():

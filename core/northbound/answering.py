@@ -24,7 +24,7 @@ async def answering(path: Path, clients: Clients, call: Call, receive: Receive, 
     with path.settling(call) as outcome:
         async with clients.connected(receive, send) as client:
             yield outcome, client
-        if client.gone or client.stalled:
+        if client.lost:
             outcome.kind, outcome.status, outcome.error = "client-gone", ClientGone().status, "stalled" if client.stalled else ""
 
 

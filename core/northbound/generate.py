@@ -53,7 +53,7 @@ class GenerateRoute:
             if call.stream:
                 await self._stream(call, outcome, client)
             else:
-                reply = await self._path.unary(call, outcome)
+                reply = await self._path.unary(call, outcome, client)
                 await send_json(client.send, 200, _encoder.encode(reply), reply_headers(call, outcome))
                 outcome.kind, outcome.status = "ok", 200
         except CallError as error:
@@ -64,7 +64,7 @@ class GenerateRoute:
         events = EventStream(call, outcome, client, lambda: reply_headers(call, outcome), self._settings.keep_alive_interval)
         async with beside(events.keep_alive):
             try:
-                async with self._path.stream(call, outcome) as outputs:
+                async with self._path.stream(call, outcome, client) as outputs:
                     client.release = outputs.release
                     while batch := await outputs.receive():
                         await events.write(batch)

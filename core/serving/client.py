@@ -66,6 +66,7 @@ class Client:
         self._complete = False
         #: What is done for the client; cancelled when it is lost.
         self.scope = trio.CancelScope()
+        self._held: float | None = None
         #: Called once, from another task, when the client is lost (or the handler cancelled) while a `send` is pending, because that
         #: `send` may keep the handler for ever. It releases what the handler holds upstream; it neither blocks nor raises.
         self.release: Callable[[], object] = _nothing
@@ -80,15 +81,30 @@ class Client:
         finally:
             self._sending_since = math.inf
 
+    @property
+    def lost(self) -> bool:
+        """Whether the client is `gone` or `stalled`."""
+        return self.gone or self.stalled
+
+    def hold(self, seconds: float) -> None:
+        """Until `let_go`, let what is done go on for so many seconds when the client is lost."""
+        self._held = seconds
+
+    def let_go(self) -> None:
+        """End a `hold`, and what is done for a client that was lost meanwhile."""
+        self._held = None
+        if self.lost:
+            self.scope.cancel()
+
     def leave(self) -> None:
         """The client has gone. Servers also say so once the reply is complete; then it means nothing."""
-        if not self._complete:
+        if not self._complete and not self.lost:
             self.gone = True
             self._lose()
 
     def check(self, latest: float) -> None:
         """Lose the client if a `send` is pending that has begun before `latest`."""
-        if self._sending_since < latest:
+        if self._sending_since < latest and not self.lost:
             self.stalled = True
             self._lose()
 
@@ -99,13 +115,16 @@ class Client:
                 pass
             self.leave()
         finally:
-            self._let_go()
+            self._release()
 
     def _lose(self) -> None:
-        self.scope.cancel()
-        self._let_go()
+        if self._held is None:
+            self.scope.cancel()
+        else:
+            self.scope.deadline = trio.current_time() + self._held
+        self._release()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         if self._sending_since < math.inf:
             release, self.release = self.release, _nothing
             release()

@@ -38,7 +38,7 @@ def slow() -> Iterator[tuple[RunningProxy, RunningWorker, RunningWorker]]:
     with (
         workers.stand_in(token_delay=TOKEN, kv_lease=60) as first,
         workers.stand_in(token_delay=TOKEN, kv_transfer_delay=FETCH, kv_lease=60) as second,
-        headrace(first, second, roles=PAIR) as proxy,
+        headrace(first, second, roles=PAIR, settings="[server]\nkeep_alive_interval = 0.1") as proxy,
     ):
         yield proxy, first, second
 
@@ -132,6 +132,21 @@ def test_a_client_that_dies_leaves_no_call_and_no_block_behind(slow, phase, stre
         wait_for(lambda worker=worker: not worker.running_requests(), 10)
         wait_for(lambda worker=worker: not kept(worker), 10)
         assert worker.metric("vllm:nixl_num_kv_expired_reqs_total") == 0
+    assert "Traceback" not in proxy.log.read_text(encoding="utf-8")
+
+
+def test_headrace_stops_at_once_though_calls_are_held_for_clients_that_have_gone():
+    with (
+        workers.stand_in() as first,
+        workers.stand_in(kv_transfer_delay=60) as second,
+        headrace(first, second, roles=PAIR) as proxy,
+    ):
+        leave(proxy, body(), 0.5)
+        assert proxy.in_flight() == 1
+        proxy.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        proxy.send_signal(signal.SIGTERM)
+        assert proxy.ended(4) == 0
 
 
 def test_calls_go_on_when_a_prefill_worker_dies_and_another_one_is_there():

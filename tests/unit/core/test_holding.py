@@ -97,6 +97,24 @@ async def test_a_held_call_is_cancelled_at_once_after_its_first_output():
             assert (lane.open, lane.cancelled, rig.outcome.kind) == (0, 1, "client-gone")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_a_shutdown_waits_for_no_held_call(stream, leaves):
+    lane = ScriptedLane([trio.Event()])
+    rig = Rig(make_worker("a", lane), plugins=[held()])
+    browser = Browser({**BODY, "stream": stream})
+    with trio.fail_after(1):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(browser.ask, rig)
+            await wait_all_tasks_blocked()
+            if leaves:
+                browser.gone.set()
+                await wait_all_tasks_blocked()
+                assert lane.open == 1
+            nursery.cancel_scope.cancel()
+    assert (lane.open, lane.cancelled, rig.in_flight) == (0, 1, [0])
+
+
 async def test_a_call_is_placed_though_its_client_goes_right_after_it_was_begun():
     begun, lane = trio.Event(), ScriptedLane([output(7), trio.Event()])
     rig = Rig(make_worker("a", lane), plugins=[held(before=begun)])
