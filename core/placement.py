@@ -9,6 +9,7 @@ from core.errors import BadRequest, CallError, NotFound, NoWorker
 from core.fleet.fleet import Fleet
 from core.fleet.worker import Worker
 from core.hookspecs import Choice
+from core.lag import behind
 from core.registry import Registry
 from core.routing import Routing
 from core.wire.lane import Lane
@@ -50,7 +51,7 @@ class Placer:
         self._fleet.paused(worker)
 
     async def gate(self, call: Call, tried: Mapping[Worker, str]) -> None:
-        """Wait while the workers of the call's model that aren't in `tried` are paused and none is ready.
+        """Wait while the workers of the call's model that aren't in `tried` are paused and none is ready, or all that are are behind.
 
         Cancellation: the call leaves the gate at once.
         Raises: `NoWorker`.
@@ -59,7 +60,8 @@ class Placer:
 
     def would_wait(self, call: Call, tried: Mapping[Worker, str]) -> bool:
         """Whether the call would wait at the gate."""
-        if any(w not in tried and _serves(w, call) for w in self._fleet.ready):
+        late = self._behind(call)
+        if any(w not in tried and w not in late and _serves(w, call) for w in self._fleet.ready):
             return False
         return any(w.state in _HELD and w not in tried and _serves(w, call) for w in self._fleet.workers.values())
 
@@ -84,13 +86,29 @@ class Placer:
 
     def has_other(self, call: Call, tried: Mapping[Worker, str], worker: Worker) -> bool:
         """Whether a worker is ready that might take the call after `worker`."""
-        return any(w is not worker and w not in tried and _serves(w, call) for w in self._fleet.ready)
+        late = self._behind(call)
+        return any(w is not worker and w not in tried and w not in late and _serves(w, call) for w in self._fleet.ready)
+
+    def obstacles(self, call: Call) -> dict[Worker, str]:
+        """The workers that can't take the call, each with why in words, as far as plugins have no say in it."""
+        late = self._behind(call)
+        found: dict[Worker, str] = {}
+        for worker in self._fleet.workers.values():
+            if obstacle := _obstacle(worker, call) or late.get(worker, ""):
+                found[worker] = obstacle
+        return found
+
+    def _behind(self, call: Call) -> Mapping[Worker, str]:
+        lag = self.routing.settings.max_version_lag
+        return {} if lag is None else behind((w for w in self._fleet.workers.values() if _serves_model(w, call)), lag)
 
     def _choose(self, call: Call, candidates: tuple[Worker, ...]) -> Choice:
         return self.routing.choose(call, self._eligible(call, candidates))
 
     def _ready(self, call: Call, tried: Mapping[Worker, str]) -> list[Worker]:
         ready = [w for w in self._fleet.ready if w not in tried and _serves(w, call)]
+        if late := self._behind(call):
+            ready = [w for w in ready if w not in late]
         if not ready:
             raise self._nobody(call, tried)
         if not call.model and len(names := {w.models[0] for w in ready}) > 1:
@@ -123,10 +141,12 @@ class Placer:
             ranks = ", ".join(map(str, sorted({rank for w in serving if w.info for rank in w.info.ranks}))) or "none yet"
             name = "x-data-parallel-rank"
             return BadRequest(f"{name}: there is no rank {rank} on any worker; there are {ranks}", param=name)
+        obstacles = self.obstacles(call)
         if tried:
-            return NoWorker(f"no worker is left: {', '.join(f'{w.id} ({reason})' for w, reason in tried.items())}")
-        obstacles = ", ".join(f"{w.id} {obstacle}" for w in self._fleet.workers.values() if (obstacle := _obstacle(w, call)))
-        return NoWorker(f"no worker is ready: {obstacles or 'the fleet is empty'}")
+            left = [f"{w.id} ({reason})" for w, reason in tried.items()]
+            left += [f"{w.id} ({obstacle})" for w, obstacle in obstacles.items() if w not in tried and w in self._behind(call)]
+            return NoWorker(f"no worker is left: {', '.join(left)}")
+        return NoWorker(f"no worker is ready: {', '.join(f'{w.id} {why}' for w, why in obstacles.items()) or 'the fleet is empty'}")
 
 
 def _serves(worker: Worker, call: Call) -> bool:
@@ -144,8 +164,10 @@ def _obstacle(worker: Worker, call: Call) -> str:
         return f"is {worker.state} ({worker.reason})"
     if not _serves_model(worker, call):
         return f"serves {', '.join(worker.models)}"
-    if worker.role not in (call.role, "aggregated", "decode") or (call.role and worker.role != call.role):
+    if call.role is None and worker.role in _PARTIAL:
         return f"is for {worker.role} only"
+    if call.role and worker.role != call.role:
+        return f"is {worker.role}, and the call wants {call.role}"
     if call.relayed and worker.http is None:
         return "has no HTTP server"
     if call.data_parallel_rank is not None and not _has_rank(worker, call.data_parallel_rank):

@@ -143,6 +143,8 @@ class RoutingSettings(Struct, frozen=True, forbid_unknown_fields=True):
     rules: list[RoutingRule] = field(default_factory=list[RoutingRule])
     #: How many further workers are tried when one is lost before its first token.
     retries: Annotated[int, Meta(ge=0)] = 2
+    #: By how many policy versions a worker may be behind the newest one of its model and still get calls. `None`: by any number.
+    max_version_lag: Annotated[int, Meta(ge=0)] | None = None
 
     @property
     def named(self) -> frozenset[str]:

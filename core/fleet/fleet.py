@@ -93,6 +93,7 @@ class Fleet:
         if worker.id in self.workers:
             raise ValueError(f"worker {worker.id!r} is in the fleet already")
         self.workers[worker.id] = worker
+        worker.relabelled = self.gate.notify
 
     async def _serve(self, worker: Worker) -> None:
         """Calls end before the connections do, and these before the process."""

@@ -1,5 +1,6 @@
 """One vLLM server that headrace can reach, as everybody else sees it."""
 
+import time
 from collections.abc import Awaitable, Callable, Generator, Mapping, Set
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -90,6 +91,10 @@ class Worker:
         #: How often that has changed, and how often a probe was the first to find it changed: then nobody knows since when.
         self.version_changes = 0
         self.version_finds = 0
+        #: When it was last labelled through headrace, on the monotonic clock; 0 for never.
+        self.labelled_at = 0.0
+        #: Told of each change of its version.
+        self.relabelled: Callable[[], None] = _nothing
         #: In order of preference.
         self.lanes: tuple[Lane, ...] = ()
         #: The worker's `vllm.Control` service and its HTTP server, for administration; `None` where it has none.
@@ -116,15 +121,19 @@ class Worker:
 
     @policy_version.setter
     def policy_version(self, version: str | None) -> None:
-        if version != self._policy_version:
-            self._policy_version = version
-            self.version_changes += 1
+        self.labelled_at = time.monotonic()
+        self._change_version(version)
 
     def find_version(self, version: str | None) -> None:
         """A probe has found it labelled so."""
+        self.version_finds += version != self._policy_version
+        self._change_version(version)
+
+    def _change_version(self, version: str | None) -> None:
         if version != self._policy_version:
-            self.version_finds += 1
-            self.policy_version = version
+            self._policy_version = version
+            self.version_changes += 1
+            self.relabelled()
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -213,6 +222,10 @@ class Worker:
             "kv_blocks_per_rank": info.kv_blocks_per_rank if info else None,
             **({"process": msgspec.to_builtins(self.process)} if self.process else {}),
         }
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""
 
 
 def _capabilities(info: WorkerInfo | None, wires: Mapping[str, list[str]]) -> dict[str, Any]:
