@@ -97,16 +97,17 @@ class Disaggregation:
             raise BadRequest(f"{name}: after a remote prefill the prefill's reply has them, and this one can't", param=name)
 
     def _is_remote(self, call: Call) -> bool:
+        sampling = call.sampling
         # Each of n outputs would need a hand-off of its own, since blocks can be had once; the decode worker's cache serves them better.
-        if (call.sampling.n or 1) > 1 or not (self._has("prefill", call) and self._has("decode", call)):
+        # And to vLLM blocks that come from elsewhere are a cache: it would compute the prompt once more (seen with 0.31).
+        if (sampling.n or 1) > 1 or sampling.skip_reading_prefix_cache or len(call.token_ids) < self._settings.threshold:
             return False
-        return len(call.token_ids) >= self._settings.threshold
+        return self._has("prefill", call) and self._has("decode", call)
 
     def _is_mostly_cached(self, call: Call) -> bool:
         """Whether the decode worker to which the call would go has nearly all of its prompt."""
-        sampling, threshold = call.sampling, self._settings.threshold
-        # A call that asks for the prompt's logprobs, or says so, reads no cache.
-        if not threshold or sampling.skip_reading_prefix_cache or sampling.prompt_logprobs is not None:
+        threshold = self._settings.threshold
+        if not threshold or call.sampling.prompt_logprobs is not None:  # for these, no cache is read
             return False
         assert self._proxy is not None
         try:

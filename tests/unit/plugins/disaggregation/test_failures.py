@@ -75,7 +75,7 @@ async def test_nothing_is_computed_when_no_decode_worker_is_ready():
     fleet = Fleet(p, d)
     fleet.move(d, "gone")
     browser = await fleet.ask()
-    assert (browser.status, browser.json["error"]["message"]) == (503, "no worker is ready: p is for prefill only, d is gone (in a test)")
+    assert (browser.status, "d is gone (in a test)" in browser.json["error"]["message"]) == (503, True)
     assert not lane(p).requests
 
 

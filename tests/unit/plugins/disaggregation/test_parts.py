@@ -177,6 +177,7 @@ async def test_what_is_not_worth_a_hand_off_stays_on_the_decode_worker():
     for settings, body in (
         (Settings(threshold=4), {}),
         (Settings(), {"sampling_params": {"n": 2}}),
+        (Settings(), {"sampling_params": {"skip_reading_prefix_cache": True}}),
     ):
         d = decode(output(8, finish="stop"))
         browser = await Fleet(p, d, settings=settings).ask(**body)
@@ -200,7 +201,6 @@ class Knows:
         (1, {}, False),
         (0, {}, False),
         (2, {"prompt_logprobs": 0}, False),
-        (2, {"skip_reading_prefix_cache": True}, False),
         (2, {"prompt_logprob_token_ids": [[1], [2], [3]]}, False),  # which a decode worker without HTTP can't be asked
     ],
 )
