@@ -106,26 +106,31 @@ class Update:
         Raises: `PublishFailed` as soon as one worker has failed, or headrace can't be reached.
         """
         if not self.has_ended and time.monotonic() >= self._next:
-            self.told = self._answer(lambda: self._headrace.get(f"/fleet/updates/{self.told['id']}"))
-            self._pause = min(self._pause * 1.5, _SELDOM)
-            self._next = time.monotonic() + self._pause
+            self._look()
+        self._demand_success()
+
+    def wait(self) -> None:
+        """Wait until all workers have the weights and take calls again.
+
+        Raises: `PublishFailed`, when all is over for every worker, or headrace can't be reached.
+        """
+        self._pause = _SOON
+        while not self.has_ended:
+            self._look()
+            if not self.has_ended:
+                time.sleep(self._pause)
+        self._demand_success()
+
+    def _look(self) -> None:
+        self.told = self._answer(lambda: self._headrace.get(f"/fleet/updates/{self.told['id']}"))
+        self._pause = min(self._pause * 1.5, _SELDOM)
+        self._next = time.monotonic() + self._pause
+
+    def _demand_success(self) -> None:
         failed = {worker: one["reason"] for worker, one in self.told["workers"].items() if one["status"] == "failed"}
         if failed or self.told["status"] == "failed":
             reason = self.told["error"] or "; ".join(f"{worker}: {reason}" for worker, reason in failed.items())
             raise PublishFailed(f"version {self._version}: {reason}", failed)
-
-    def wait(self) -> None:
-        """Wait until all workers have the weights and take calls again. Raises: `PublishFailed`, when it has ended."""
-        self._pause = _SOON
-        while True:
-            try:
-                self.check()
-            except PublishFailed:
-                if self.has_ended:
-                    raise
-            if self.has_ended:
-                return
-            time.sleep(max(0.0, self._next - time.monotonic()))
 
     def _answer(self, ask: Callable[[], httpx.Response]) -> dict[str, Any]:
         """What headrace answers; asked again while it can't be reached. Asking for the same update again joins it."""

@@ -18,6 +18,7 @@ all ranks have it, and never after a failure.
 
 import contextlib
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
@@ -64,6 +65,12 @@ class Bucket(NamedTuple):
             dtype = getattr(torch, dtype_name)
             size = dtype.itemsize * torch.Size(shape).numel()
             yield name, message[offset : offset + size].view(dtype).view(shape)
+
+
+def said(error: BaseException) -> str:
+    """What an error of torch says, without the place in its source and without its advice."""
+    text = re.sub(r"^\[\S+\] ", "", str(error).strip())
+    return text.partition("\n")[0].partition(". ")[0].rstrip(".") or type(error).__name__
 
 
 def in_buckets(weights: Mapping[str, Tensor], size: int) -> list[Bucket]:

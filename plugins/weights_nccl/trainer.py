@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed import TCPStore
 
 from plugins.publishing import Publisher, PublishFailed, Update, whole
-from plugins.weights_nccl.rounds import Backend, Bucket, Group, in_buckets
+from plugins.weights_nccl.rounds import Backend, Bucket, Group, in_buckets, said
 
 #: Seconds between two looks who has come.
 _LOOK: Final = 0.002
@@ -74,7 +74,7 @@ class BroadcastPublisher(Publisher):
             for bucket in round_.buckets:
                 group.broadcast(self._message(bucket, tensors), update.check)
         except BaseException as error:
-            round_.break_off(str(error).strip().partition("\n")[0] or type(error).__name__)
+            round_.break_off(said(error))
             if group:
                 group.abandon()
             if not isinstance(error, (RuntimeError, TimeoutError, PublishFailed)):

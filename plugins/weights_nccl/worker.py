@@ -9,6 +9,7 @@ Needs torch and vLLM, and nothing of headrace but this folder: `PYTHONPATH` of t
 # What is missing from this project's environment is in vLLM's.
 
 import json
+import socket
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -16,12 +17,14 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch.distributed import Store, TCPStore
+from torch.distributed import DistNetworkError, DistStoreError, Store, TCPStore
 
-from plugins.weights_nccl.rounds import Bucket, Group
+from plugins.weights_nccl.rounds import Bucket, Group, said
 
-#: Seconds to reach the trainer's store: it is open before a worker hears of it.
-_CONNECT: Final = 60.0
+#: Seconds to reach the trainer's store, which is open before a worker hears of it: for a connection, and for torch's greeting over it.
+_CONNECT, _GREET = 20.0, 5.0
+#: Seconds for an answer of the store.
+_ANSWER: Final = 60.0
 #: Seconds between two looks whether the trainer has broken off, and for its reason to come when the connection has broken.
 _LOOK, _REASON = 0.5, 2.0
 
@@ -41,18 +44,18 @@ class BroadcastReceiver:
     _broadcast_group: Group | None = None
 
     def receive_broadcast(
-        self, *, host: str, port: int, number: int, rank_offset: int, world_size: int, first_replica: int, timeout: float, stall: float
+        self, *, host: str, port: int, number: int, rank_offset: int, world_size: int, timeout: float, stall: float
     ) -> None:
         """Receive all weights and load them, in the trainer's round `number`, whose store is at `host:port`.
 
-        The group has `world_size` ranks. This worker's begin at `rank_offset`: replica by replica, the first of which is
-        `first_replica` among those of its model. `timeout` is how many seconds the other ranks may take to come, `stall` how many one
-        message may take.
+        The group has `world_size` ranks. As in vLLM's own protocol, this one's place in it is its rank in its replica, behind the replicas
+        with a lower data-parallel rank, behind `rank_offset`. `timeout` is how many seconds the other ranks may take to come, `stall` how
+        many one message may take.
 
         Raises: `BroadcastFailed`. When that happens in the middle, the weights are a mixture until all of them come again.
         """
-        replica = self.parallel_config.data_parallel_index - first_replica
-        rank = rank_offset + replica * self.parallel_config.world_size + self.parallel_config.rank
+        parallel = self.parallel_config
+        rank = rank_offset + parallel.data_parallel_index * parallel.world_size + parallel.rank
         round_ = _Round(f"{host}:{port}", _connect(host, port), number, rank, world_size)
         group, self._broadcast_group = self._broadcast_group, None  # it's taken back when all has gone well
         group = round_.join(group, timeout, stall)
@@ -98,7 +101,7 @@ class _Round:
             verb, name = self._word(group.name if group and at_place else "", timeout)
             if verb == "go" and not (group and at_place and group.name == name):
                 group = Group(name, self._plan()["backend"], self._store, self._rank, self._size, stall)
-        except RuntimeError as error:
+        except (RuntimeError, TimeoutError) as error:
             raise BroadcastFailed(f"{self._why(error)}. This rank has the weights that it had") from error
         if group is None or verb != "go":
             raise BroadcastFailed(f"the trainer called it off: {name}. This rank has the weights that it had")
@@ -123,7 +126,10 @@ class _Round:
         """Come, with the group of that name, and wait for the trainer's word."""
         self._store.set(self._key("size"), str(self._size))
         self._store.set(self._key(f"here/{self._rank}"), has)
-        self._store.wait([self._key("word")], timedelta(seconds=timeout))
+        try:
+            self._store.wait([self._key("word")], timedelta(seconds=timeout))
+        except DistStoreError as error:
+            raise TimeoutError(f"the trainer has waited for others for more than {timeout:g} s") from error
         verb, _, rest = self._store.get(self._key("word")).decode().partition(" ")
         return verb, rest
 
@@ -139,10 +145,10 @@ class _Round:
         try:
             self._store.wait([self._key("over")], timedelta(seconds=_REASON))
             return f"the trainer broke off: {self._store.get(self._key('over')).decode()}"
-        except torch.distributed.DistNetworkError:
+        except DistNetworkError:
             return f"the trainer at {self._trainer} has gone"
         except RuntimeError:
-            return str(error).strip().partition("\n")[0] or type(error).__name__
+            return said(error)
 
     def _plan(self) -> dict[str, Any]:
         return json.loads(self._store.get(self._key("plan")))
@@ -153,7 +159,11 @@ class _Round:
 
 def _connect(host: str, port: int) -> Store:
     try:
-        return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=_CONNECT))
-    except RuntimeError as error:
-        text = f"the trainer's store at {host}:{port} can't be reached: {str(error).partition(chr(10))[0]}"
+        # torch tries for long where nobody listens, and says a lot about it.
+        socket.create_connection((host, port), timeout=_CONNECT).close()
+        store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=_GREET))
+    except (RuntimeError, OSError) as error:
+        text = f"the trainer at {host}:{port} can't be reached: {said(error)}"
         raise BroadcastFailed(f"{text}. This rank has the weights that it had") from error
+    store.set_timeout(timedelta(seconds=_ANSWER))
+    return store

@@ -1,0 +1,89 @@
+"""Where a checkpoint may lie, and when it is there."""
+
+import os
+from collections.abc import Sequence
+from http import HTTPStatus
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import trio
+
+from core import BadRequest, CallError, NotFound
+
+#: Seconds between two looks for a marker.
+_LOOK: Final = 0.2
+_INDEX: Final = "model.safetensors.index.json"
+
+
+class Checkpoints:
+    """The rule for paths: `allowed` folders and what is below them. With `seen` headrace has the workers' files.
+
+    Looks into a file system that hangs block nothing: they are left to their threads.
+    """
+
+    def __init__(self, allowed: Sequence[str], *, seen: bool) -> None:
+        self._allowed = allowed
+        self._seen = seen
+
+    def demand_plain(self, path: str) -> None:
+        """Refuse a path that not everybody would understand alike, without a look. Raises: `BadRequest`."""
+        if not path.startswith("/") or not path.isprintable() or ".." in Path(path).parts:
+            raise BadRequest(f"path: {path!r} must be absolute, without '..' and without control characters", param="path")
+
+    async def wait(self, path: str, markers: Sequence[str], seconds: float) -> None:
+        """Wait until one of the marker files lies in the folder; with none, it is complete as it is. Then look that it has weights.
+
+        Cancellation: at once.
+        Raises: `BadRequest` for a path that isn't allowed; `NotFound` for one without weights; `CallError` (504) when no marker has come
+        within so many seconds.
+        """
+        await trio.to_thread.run_sync(self._demand_allowed, path, abandon_on_cancel=True)
+        if not self._seen:
+            return
+        if markers:
+            await _wait_for_one_of(path, markers, seconds)
+        await trio.to_thread.run_sync(_demand_weights, path, abandon_on_cancel=True)
+
+    def _demand_allowed(self, path: str) -> None:
+        real = Path(os.path.realpath(path))  # a link must not lead out of what is allowed
+        if not any(real.is_relative_to(os.path.realpath(prefix)) for prefix in self._allowed):
+            allowed = ", ".join(self._allowed) or "none"
+            raise BadRequest(f"path: {path!r} is not under [plugins.weights-filesystem] allowed_paths ({allowed})", param="path")
+
+
+async def _wait_for_one_of(path: str, markers: Sequence[str], seconds: float) -> None:
+    with trio.move_on_after(seconds):
+        while True:
+            if await trio.to_thread.run_sync(_has_one_of, path, markers, abandon_on_cancel=True):
+                return
+            await trio.sleep(_LOOK)
+    text = f"path: none of {', '.join(markers)} came into {path!r} within {seconds:g} s: it isn't complete"
+    raise CallError(HTTPStatus.GATEWAY_TIMEOUT, text, param="path")
+
+
+def _has_one_of(path: str, markers: Sequence[str]) -> bool:
+    return any(Path(path, name).exists() for name in markers)
+
+
+def _demand_weights(path: str) -> None:
+    """Raises: `NotFound`, also when the folder can't be read."""
+    try:
+        names = set(os.listdir(path))
+        wanted = _listed(Path(path, _INDEX)) if _INDEX in names else set[str]()
+    except OSError as error:
+        raise NotFound(f"path: {path!r} can't be read: {error.strerror}", param="path") from error
+    except msgspec.MsgspecError as error:
+        raise NotFound(f"path: {_INDEX} in {path!r} can't be read: {error}", param="path") from error
+    if not any(name.endswith(".safetensors") for name in names):
+        raise NotFound(f"path: there are no *.safetensors in {path!r}", param="path")
+    if missing := sorted(wanted - names):
+        raise NotFound(f"path: {path!r} lacks {missing[0]}, which {_INDEX} names", param="path")
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
+def _listed(index: Path) -> set[str]:
+    return set(msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values())
