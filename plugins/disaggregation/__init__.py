@@ -4,14 +4,14 @@ Long prompts then don't hold up those who are generating. The KV blocks go from 
 where they are: this plugin runs a call's first parts, hands on what they return, and gives the client one reply.
 """
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from http import HTTPStatus
 from typing import Annotated, Final
 
 from msgspec import Meta
 from msgspec.structs import replace
 
-from core import BadRequest, Call, CallError, GenerateReply, Outcome, Output, PluginSettings, Proxy, Role, Worker, hookimpl
+from core import BadRequest, Call, CallError, GenerateReply, NoWorker, Outcome, Output, PluginSettings, Proxy, Role, Worker, hookimpl
 from plugins.disaggregation.legs import decode_call, encode_call, prefill_call
 from plugins.disaggregation.merging import Prefilled
 
@@ -69,6 +69,17 @@ class Disaggregation:
         if call.kv_transfer_params:
             return self._held(call) if call.kv_transfer_params.get("do_remote_prefill") else None
         return self._encode(call) if self._is_to_be_seen(call) else None
+
+    @hookimpl
+    def eligible_workers(self, call: Call, workers: Sequence[Worker]) -> Sequence[Worker] | None:
+        """See `core.hookspecs`."""
+        prefilled: Prefilled | None = call.notes.get(_NAME) if call.role == "decode" else None
+        if prefilled is None or prefilled.version is None:
+            return None
+        same = [worker for worker in workers if worker.policy_version in (None, prefilled.version)]
+        if not same:
+            raise NoWorker(f"no decode worker has the weights that {prefilled.worker} has computed the prompt with: {prefilled.version!r}")
+        return same
 
     @hookimpl(tryfirst=True)
     def lift_output(self, call: Call, output: Output) -> None:
@@ -145,7 +156,9 @@ class Disaggregation:
             aborted = reply.choices[0].finish_reason == "abort"
             why = "was aborted" if aborted else "returned no kv_transfer_params: start vLLM with --kv-transfer-config"
             raise CallError(503 if aborted else 502, f"prefill: {leg.worker} {why}")
-        call.notes[_NAME] = Prefilled(reply)
+        assert self._proxy is not None
+        worker = self._proxy.fleet.workers.get(leg.worker)
+        call.notes[_NAME] = Prefilled(reply, leg.worker, worker.policy_version if worker else None)
         return decode_call(begun, reply, hold=self._settings.hold, leg=_told("prefill", leg))
 
     async def _leg(self, call: Call) -> tuple[GenerateReply, Outcome]:

@@ -9,9 +9,12 @@ from plugins.disaggregation.npy import join
 
 
 class Prefilled(Struct):
-    """A prefill's reply, and whether a stream has told of it."""
+    """A prefill's reply, who gave it with which weights, and whether a stream has told of it."""
 
     reply: GenerateReply
+    worker: str
+    #: `None` when the worker doesn't tell.
+    version: str | None
     is_told: bool = False
 
     def complete_reply(self, call: Call, result: GenerateReply) -> None:

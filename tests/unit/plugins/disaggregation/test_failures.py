@@ -140,6 +140,18 @@ async def test_a_decode_whose_client_goes_after_its_first_output_is_cancelled_at
         assert (lane(d).open, fleet.in_flight, fleet.outcome.kind) == (0, [0, 0], "client-gone")
 
 
+async def test_blocks_go_to_no_worker_with_other_weights():
+    p, other, same = prefill(), decode(name="d0"), decode(name="d1")
+    p.policy_version, other.policy_version, same.policy_version = "7", "6", "7"
+    for _ in range(2):
+        assert (await Fleet(p, other, same).ask()).headers["x-headrace-worker"] == "d1"
+    browser = await Fleet(p, other).ask()
+    assert (browser.status, lane(other).requests) == (503, [])
+    assert browser.json["error"]["message"] == "no decode worker has the weights that p has computed the prompt with: '7'"
+    p.policy_version = None
+    assert (await Fleet(p, other).ask()).status == 200
+
+
 async def test_a_paused_decode_pool_holds_calls_back_before_anything_is_computed():
     p, d = prefill(), decode()
     fleet = Fleet(p, d)
