@@ -38,9 +38,11 @@ class Transaction:
         """Pause, apply, verify, resume.
 
         Cancellation (headrace ends): the workers stay as they are; the journal has what a new headrace needs to know.
-        Raises: `FleetFailed`, which names each worker that failed.
+        Raises: `FleetFailed`, which names each worker that failed; `CallError` (409) when the trainer's group isn't whole any more.
         """
         workers, request = update.workers, update.request
+        if not update.transport.repeatable:
+            self._updating.demand_group(operation, workers)
         update.phase = "pausing"
         self._standings.rejoin(workers)
         paused = await self._pausing.freeze(operation, workers, request.mode, clear_cache=request.clear_cache)

@@ -78,7 +78,7 @@ class Updating:
         """
 
         async def work(operation: Operation) -> None:
-            self._demand_group(operation, workers)
+            self.demand_group(operation, workers)
             waiting = [worker for worker in workers if not self._is_started(worker, draft=draft)]
             self._block(waiting, "a weight update is starting")
             try:
@@ -157,7 +157,7 @@ class Updating:
             return results
 
         async def work(operation: Operation) -> list[Any]:
-            grouped = body["method"] == _RECEIVING and self._demand_group(operation, workers)
+            grouped = body["method"] == _RECEIVING and self.demand_group(operation, workers)
             if replacing:
                 self._block(workers, f"{body['method']} is running")
             try:
@@ -268,7 +268,7 @@ class Updating:
             )
         return members
 
-    def _demand_group(self, operation: Operation, workers: Sequence[Worker]) -> bool:
+    def demand_group(self, operation: Operation, workers: Sequence[Worker]) -> bool:
         """Whether the workers are in a group. One that isn't what it was would wait for ever for who is missing: then it raises."""
         groups = [group for worker in workers if (group := self._standings.of(worker).group)]
         if not groups:

@@ -13,7 +13,7 @@ from core.fleet.transport import by_name
 from core.fleet.updates import KEPT
 from core.settings import SettingsError
 from core.wire.generated import vllm
-from tests.unit.core.engines import AdministeredFleet, administered, broken, refused
+from tests.unit.core.engines import INIT, AdministeredFleet, administered, broken, refused
 from tests.unit.core.rig import Browser
 from tests.unit.core.transports import Courier
 
@@ -307,6 +307,15 @@ async def test_a_group_that_is_not_whole_any_more_is_not_updated():
         await update.done.wait()
         assert update.failure
         assert (update.failure.status, update.failure.message) == (409, "update: the cohort has changed: w1 is gone. Ask again")
+        assert "pause" not in fleet.engines[0].asked
+
+
+async def test_a_trainers_group_that_is_not_whole_any_more_is_waited_for_by_nobody():
+    async with fleet_of(repeatable=False) as fleet:
+        await fleet.administered.updating.join_group(fleet.workers[:1], lambda cohort, index: INIT, by="me")
+        update = await fleet.update()
+        assert update.failure
+        assert (update.failure.status, "w1 is not in it" in update.failure.message) == (409, True)
         assert "pause" not in fleet.engines[0].asked
 
 
