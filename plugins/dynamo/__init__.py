@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import structlog
 from msgspec import Meta
 
-from core import HTTPReply, HTTPRequest, PluginSettings, Proxy, Routes, hookimpl, serve_on_port
+from core import BadRequest, HTTPReply, HTTPRequest, PluginSettings, Proxy, Routes, hookimpl, serve_on_port
 from plugins.dynamo.discovery import Discovery
 from plugins.dynamo.engine import EngineRoutes
 
@@ -67,8 +67,10 @@ class Dynamo:
         return service
 
     async def discover(self, request: HTTPRequest) -> HTTPReply:
-        """Discovery. Cancellation: safe."""
+        """Discovery. Cancellation: safe. Raises: `BadRequest` when nobody says what headrace's own address is."""
         url = self._settings.url or f"http://{request.headers.get('host', '')}"
+        if url == "http://":
+            raise BadRequest("host: the request names none, and [plugins.dynamo] url is not set")
         return HTTPReply.json(self._discovery.describe(url.rstrip("/")))
 
 

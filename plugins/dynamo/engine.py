@@ -83,7 +83,14 @@ class EngineRoutes:
         """Load an adapter everywhere."""
         if not self._serves_adapters:
             return _reply(404, error="Route not found", message="plugin 'lora' is not loaded")
-        return await self._operate(load_lora, Asking(self._routes, self._administration, request, ""), of_update=True)
+        asking = Asking(self._routes, self._administration, request, "")
+        try:
+            asking.workers()
+        except NotFound as error:
+            return _reply(404, error="Route not found", message=error.message)
+        except CallError as error:
+            return _failed(error.message)
+        return await self._operate(load_lora, asking, of_update=True)
 
     async def _operate(self, operation: Operation, asking: Asking, *, of_update: bool) -> HTTPReply:
         try:

@@ -68,7 +68,7 @@ class Lora:
         self._proxy = proxy
         self._adapters = Adapters(proxy, deadline=self._settings.deadline)
         self._current = self._adapters.versions.current
-        AdapterRoutes(self._adapters, self._paths, self._finisher).add_to(routes)
+        AdapterRoutes(self._adapters, self._paths, self._finisher, proxy.fleet).add_to(routes)
 
     @hookimpl
     def run_service(self) -> Callable[[], Awaitable[None]]:

@@ -1,11 +1,12 @@
 """The administration of adapters over HTTP: vLLM's routes, fleet-wide, and Prime-RL's."""
 
 from typing import Annotated, TypeVar
+from urllib.parse import unquote
 
 import msgspec
 from msgspec import Meta, Struct
 
-from core import BadRequest, CallError, HTTPReply, HTTPRequest, NoWorker, Routes
+from core import BadRequest, CallError, Fleet, HTTPReply, HTTPRequest, NotFound, NoWorker, Routes
 from plugins.lora.adapters import Adapters
 from plugins.lora.finishing import Finisher
 from plugins.lora.names import check_name
@@ -35,7 +36,8 @@ class UnloadBody(Struct, forbid_unknown_fields=True):
 class AdapterRoutes:
     """The handlers. What they began goes on when the client has gone."""
 
-    def __init__(self, adapters: Adapters, paths: Paths, finisher: Finisher) -> None:
+    def __init__(self, adapters: Adapters, paths: Paths, finisher: Finisher, fleet: Fleet) -> None:
+        self._fleet = fleet
         self._adapters = adapters
         self._paths = paths
         self._finisher = finisher
@@ -58,6 +60,8 @@ class AdapterRoutes:
     async def load_for_prime_rl(self, request: HTTPRequest) -> HTTPReply:
         """Load an adapter, in the place of one of that name. Prime-RL asks again after a 404 or a 500, and gives up at a 503."""
         body = _read(request, LoadBody)
+        if (id_ := unquote(request.parameters.get("id", ""))) and id_ not in self._fleet.workers:
+            raise NotFound(f"there is no worker {id_!r}; the fleet has {', '.join(self._fleet.workers) or 'none'}")
         try:
             await self._load(body, in_place=True)
         except NoWorker as error:

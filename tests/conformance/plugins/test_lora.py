@@ -110,6 +110,14 @@ def test_two_adapters_and_the_model_give_three_outputs(client, one, two):
     assert client.tokens(model="one") == outputs[0]
 
 
+def test_a_trainer_that_asks_each_worker_means_all(client, one):
+    for _ in range(2):
+        reply = client.post("/workers/w0/load_lora_adapter", lora_name="math", lora_path=str(one))
+        assert (reply.status_code, reply.json()) == (200, {"status": "ok"})
+    assert client.held() == [["math"]]
+    assert client.post("/workers/w7/load_lora_adapter", lora_name="math", lora_path=str(one)).status_code == 404
+
+
 def test_a_reload_in_place_changes_the_output_of_the_next_call(client, one, two):
     client.load("reloaded", one).raise_for_status()
     before = client.tokens(model="reloaded")

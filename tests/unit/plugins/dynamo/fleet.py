@@ -58,8 +58,11 @@ class DynamoFleet:
         browser = await self.post(path, body)
         return browser.status, browser.json
 
+    async def get(self, path: str, headers: dict[str, str]) -> Browser:
+        return await ask(self._routes, "GET", path, headers=headers)
+
     async def discover(self) -> list[dict[str, Any]]:
-        told = (await ask(self._routes, "GET", "/v1/rl/workers", headers={"host": "headrace:8000"})).json
+        told = (await self.get("/v1/rl/workers", headers={"host": "headrace:8000"})).json
         assert told["protocol_version"] == 1
         return told["workers"]
 

@@ -116,6 +116,12 @@ async def test_the_address_is_by_default_the_one_that_was_asked():
         assert row["admin_base_url"] == "http://headrace:8000"
 
 
+async def test_without_any_address_discovery_says_what_is_missing():
+    async with dynamo() as fleet:
+        browser = await fleet.get("/v1/rl/workers", headers={})
+        assert (browser.status, "[plugins.dynamo] url is not set" in browser.json["error"]["message"]) == (400, True)
+
+
 @pytest.mark.parametrize(
     ("section", "message"),
     [

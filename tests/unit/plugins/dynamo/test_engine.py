@@ -308,3 +308,9 @@ async def test_without_the_plugin_lora_there_are_no_adapters():
         assert not [route for route in row["routes"] if "lora" in route]
         for path in ("/v1/loras", "/engine/update/list_loras"):
             assert (await fleet.answer(path, LOAD))[0] == 404
+
+
+async def test_an_adapter_for_a_worker_that_is_none_is_a_404():
+    async with dynamo() as fleet:
+        status, told = await fleet.answer("/workers/w7/v1/loras", LOAD)
+        assert (status, told["error"], fleet.loras) == (404, "Route not found", [])
