@@ -4,7 +4,9 @@ import asyncio
 from typing import Any
 
 import click
+import msgspec
 
+from plugins.stand_in.kv_events import KVEventsConfig
 from plugins.stand_in.options import Options
 from plugins.stand_in.server import run
 
@@ -29,6 +31,7 @@ def _option(name: str, help_text: str, **settings: Any) -> Any:
 @_option("--world-size", "Ranks of this worker.", type=click.IntRange(1))
 @_option("--block-size", "Tokens in a block of the prefix cache.", type=click.IntRange(1))
 @_option("--cache-blocks", "Blocks that the prefix cache keeps.", type=click.IntRange(0))
+@click.option("--kv-events-config", metavar="JSON", default="", help="As vLLM's: where KV events are published.")
 @_option("--enable-lora/--no-enable-lora", "Accept LoRA adapters.")
 @_option("--enable-sleep-mode/--no-enable-sleep-mode", "Accept sleep and wake-up.")
 @_option("--weight-transfer-backend", "`nccl` is checked as vLLM does; another name takes anything; empty: none.")
@@ -38,12 +41,16 @@ def _option(name: str, help_text: str, **settings: Any) -> Any:
 @_option("--stream-interval", "Tokens per streamed message, after the first.", type=click.IntRange(1))
 @_option("--shutdown-timeout", "Seconds that running calls may go on after SIGTERM.", type=click.FloatRange(0))
 @click.option("--exit-with-parent", is_flag=True, help="End when stdin closes.")
-def main(**settings: Any) -> None:
+def main(kv_events_config: str, **settings: Any) -> None:
     """A worker that keeps vLLM 0.33's contract on gRPC and HTTP, without a model.
 
     Prints one JSON line with its ports when it is ready.
     """
-    options = Options(**settings)
+    try:
+        kv_events = msgspec.json.decode(kv_events_config, type=KVEventsConfig) if kv_events_config else None
+    except msgspec.MsgspecError as error:
+        raise click.BadParameter(str(error), param_hint="--kv-events-config") from error
+    options = Options(kv_events=kv_events, **settings)
     if options.eos_token_id >= options.vocab_size:
         raise click.BadParameter(f"must be below --vocab-size, {options.vocab_size}", param_hint="--eos-token-id")
     try:

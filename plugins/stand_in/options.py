@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from uuid import uuid4
 
+from plugins.stand_in.kv_events import KVEventsConfig
+
 #: The vLLM version whose behaviour the stand-in keeps, marked so that nobody takes it for the real one.
 ENGINE_VERSION = "0.33.0+stand.in"
 
@@ -36,6 +38,7 @@ class Options:
     enable_lora: bool = True
     enable_sleep_mode: bool = True
     weight_transfer_backend: str = "nccl"  #: empty: none, and the weight calls are refused
+    kv_events: KVEventsConfig | None = None  #: where they are published
     kv_lease: float = 30.0  #: how long a prefill keeps its blocks for a decode that doesn't come
     kv_transfer_delay: float = 0.0  #: how long a decode takes to get them
     token_delay: float = 0.0  #: before each token of each call

@@ -6,7 +6,8 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import msgspec
@@ -15,6 +16,7 @@ from hypercorn.config import Config
 
 from plugins.stand_in.engine.engine import Engine
 from plugins.stand_in.engine.refusal import Problem, Refused
+from plugins.stand_in.kv_events import KVEventPublisher
 from plugins.stand_in.options import Options
 from plugins.stand_in.over_grpc.control import Control
 from plugins.stand_in.over_grpc.health import Health
@@ -71,7 +73,7 @@ async def serve(options: Options, ending: asyncio.Event, on_ready: Callable[[Rea
         _listen(options.host, options.side_channel_port) as side_socket,
     ):
         ready = Ready(options.host, grpc_socket.getsockname()[1], http_socket.getsockname()[1], os.getpid())
-        async with asyncio.TaskGroup() as tasks, await start_side_channel(engine.handoffs, side_socket):
+        async with asyncio.TaskGroup() as tasks, await start_side_channel(engine.handoffs, side_socket), _publishing(engine):
             http = serve_http(create_app(engine), _http_config(http_socket, options), shutdown_trigger=ending.wait)
             tasks.create_task(http, name="http")
             await grpc.start(sock=grpc_socket)
@@ -81,6 +83,22 @@ async def serve(options: Options, ending: asyncio.Event, on_ready: Callable[[Rea
             grpc.stop_accepting()
             await _drain(engine, options.shutdown_timeout)
             await grpc.end(LAST_BYTES)
+
+
+@asynccontextmanager
+async def _publishing(engine: Engine) -> AsyncIterator[None]:
+    """Publish the engine's KV events, if that is wanted."""
+    config = engine.options.kv_events
+    if config is None or not config.enable_kv_cache_events or config.publisher != "zmq":
+        yield
+        return
+    with KVEventPublisher(config, engine.options.host) as publisher:
+        engine.prefix_cache.announce = publisher.publish
+        engine.kv_events = publisher.config
+        try:
+            yield
+        finally:
+            engine.prefix_cache.announce = None
 
 
 async def _drain(engine: Engine, shutdown_timeout: float) -> None:

@@ -10,10 +10,11 @@ from plugins.stand_in.engine.checks import Plan, check
 from plugins.stand_in.engine.generation import Generation
 from plugins.stand_in.engine.handoff import Handoffs, cached_remotely, remote_blocks
 from plugins.stand_in.engine.model import Context, Distribution, Model
-from plugins.stand_in.engine.prefix_cache import PrefixCache
+from plugins.stand_in.engine.prefix_cache import Namespace, PrefixCache
 from plugins.stand_in.engine.refusal import EngineDead, Paused, Problem, Refused
 from plugins.stand_in.engine.scheduler import PauseMode, Scheduler
 from plugins.stand_in.engine.weights import Weights
+from plugins.stand_in.kv_events import KVEventsConfig
 from plugins.stand_in.options import Options
 from plugins.stand_in.side_channel import pull
 
@@ -31,6 +32,7 @@ class Engine:
         self.adapters = Adapters(enabled=options.enable_lora, reserved=options.names)
         self.handoffs = Handoffs(options)
         self.prefix_cache = PrefixCache(options.block_size, options.cache_blocks)
+        self.kv_events: KVEventsConfig | None = None  #: where they are published, while they are
         self.prompt_tokens = 0  #: of all calls that made a token
         self.output_tokens = 0  #: of all calls
         self._model = Model(options.vocab_size)
@@ -152,6 +154,5 @@ class Engine:
             generation.finish = replace(generation.finish, kv_transfer_params=params)
 
 
-def _namespace(call: Call) -> bytes:
-    """What must be equal for two calls to share KV blocks: salt and adapter."""
-    return (call.salt or "").encode() + b"\0\0" + (call.adapter.namespace if call.adapter else b"")
+def _namespace(call: Call) -> Namespace:
+    return Namespace(call.salt or "", call.adapter)

@@ -74,7 +74,22 @@ class Control(vllm.ControlBase):
         )
 
     async def get_kv_event_sources(self, message: vllm.GetKvEventSourcesRequest) -> vllm.GetKvEventSourcesResponse:
-        return vllm.GetKvEventSourcesResponse()
+        config = self._engine.kv_events
+        if config is None:
+            return vllm.GetKvEventSourcesResponse()
+        source = vllm.KvEventSource(
+            transport=config.publisher,
+            endpoint=config.endpoint,
+            topic=config.topic,
+            replay_endpoint=config.replay_endpoint or "",
+            data_parallel_rank=0,
+            encoding="msgpack",
+            schema_version=1,
+            buffer_steps=config.buffer_steps,
+            hwm=config.hwm,
+            max_queue_size=config.max_queue_size,
+        )
+        return vllm.GetKvEventSourcesResponse(sources=[source])
 
     async def abort(self, message: vllm.AbortRequest) -> vllm.AbortResponse:
         self._engine.scheduler.abort(set(message.request_ids))

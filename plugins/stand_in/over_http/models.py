@@ -44,7 +44,7 @@ def routes(engine: Engine) -> Blueprint:
 
     @blueprint.get("/kv_event_sources")
     async def kv_event_sources() -> Response:
-        return json_response({})
+        return json_response({"0": msgspec.to_builtins(engine.kv_events)} if engine.kv_events else {})
 
     @blueprint.get("/metrics")
     async def metrics() -> Response:

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.wire.generated import vllm
-from plugins.stand_in.engine.prefix_cache import PrefixCache
+from plugins.stand_in.engine.prefix_cache import Namespace, PrefixCache
 from tests.unit.stand_in.serving import Worker, over_asyncio, request, worker
 
 PROMPT = tuple(range(1, 50))  # three blocks of 16 and one token more
@@ -86,9 +86,9 @@ def test_the_cache_never_finds_more_than_was_stored_and_keeps_to_its_bound(promp
     cache = PrefixCache(block_size=2, capacity=capacity)
     stored: list[list[int]] = []
     for prompt in prompts:
-        found = cache.find(prompt, b"")
+        found = cache.find(prompt, Namespace())
         assert found % 2 == 0
         assert found <= 2 * capacity
         assert found == 0 or any(old[:found] == prompt[:found] for old in stored)
-        cache.store(prompt, b"")
+        cache.store(prompt, Namespace())
         stored.append(prompt)
