@@ -10,7 +10,7 @@ from http import HTTPStatus
 import trio
 
 from core.errors import CallError
-from core.fleet.cohort import Member, instance_of
+from core.fleet.cohort import instance_of
 from core.fleet.control import ControlFailed, WorkerControl
 from core.fleet.journal import Journal
 from core.fleet.operations import Answers, FleetFailed, Operation
@@ -146,19 +146,16 @@ class _Attempt:
             raise self._failed(control, cause)
 
     async def verify(self, control: WorkerControl) -> str:
-        """Label the weights, and read back whose they are."""
-        version, member = self._update.request.version, self._members[control.worker.id]
-        await self._demand_same_process(control, member)
+        """Drop what was made with the weights before, label the new ones, and read back whose they are."""
+        version = self._update.request.version
+        # Another process, which has none of these weights, must not get their label.
+        if (await control.instance() or instance_of(control.worker)) != self._members[control.worker.id].instance:
+            raise self._failed(control, CallError(HTTPStatus.CONFLICT, "it was replaced by another process meanwhile"))
+        await control.forget_encoded_media()
         await control.set_policy_version(version)
         if (label := await control.policy_version()) != version:
             raise self._failed(control, CallError(HTTPStatus.INTERNAL_SERVER_ERROR, f"it labels its weights {label!r} afterwards"))
-        await self._demand_same_process(control, member)
         return label
-
-    async def _demand_same_process(self, control: WorkerControl, member: Member) -> None:
-        now = await control.instance() or instance_of(control.worker)
-        if now != member.instance:
-            raise self._failed(control, CallError(HTTPStatus.CONFLICT, "it was replaced by another process meanwhile"))
 
     def _failed(self, control: WorkerControl, cause: CallError) -> ControlFailed:
         self._update.fail(control.worker, cause.reason if isinstance(cause, ControlFailed) else cause.message)
