@@ -36,7 +36,7 @@ def lower_to_grpc(call: Call, *, index: int, max_model_len: int) -> GenerateRequ
     request = GenerateRequest(
         request_id=call.id if sampling.n in (None, 1) else f"{call.id}-{index}",
         model=call.model,
-        token_ids=TokenIds(ids=call.token_ids),
+        token_ids={"ids": call.token_ids},  # a message would be copied
         temperature=1.0 if sampling.temperature is None else sampling.temperature,
         sampling=_random(sampling, index),
         decoding=_decoding(sampling),

@@ -69,6 +69,8 @@ class ClientProtocol:
     def __init__(self, limits: ChannelLimits) -> None:
         self._limits = limits
         self._h2 = new_h2(limits)
+        #: How many streams the peer takes at a time. Without a word from it: no limit.
+        self.max_streams = self._h2.remote_settings.max_concurrent_streams
         self._cutter = FrameCutter(MAX_FRAME)
         self._replies: dict[int, _Reply] = {}
         self._resets = ResetBudget()
@@ -95,11 +97,6 @@ class ClientProtocol:
     def open_streams(self) -> int:
         """Streams that have not ended."""
         return len(self._replies)
-
-    @property
-    def max_streams(self) -> int:
-        """How many streams the peer takes at a time. Without a word from it: no limit."""
-        return self._h2.remote_settings.max_concurrent_streams
 
     @property
     def takes_streams(self) -> bool:
@@ -298,6 +295,7 @@ class ClientProtocol:
         events.append(SendWindowOpened(event.stream_id or 0))
 
     def _on_settings(self, event: RemoteSettingsChanged, events: list[Event]) -> None:
+        self.max_streams = self._h2.remote_settings.max_concurrent_streams
         events.append(SettingsReceived())
         if SettingCodes.INITIAL_WINDOW_SIZE in event.changed_settings:
             events.append(SendWindowOpened(0))
