@@ -113,10 +113,10 @@ class Standings:
         self._note(worker)
         self.show(worker)
 
-    def weights(self, worker: Worker) -> tuple[bool, bool, bool]:
-        """`updating`, `received` and `session`, for `take_back`."""
+    def weights(self, worker: Worker) -> tuple[bool, bool, bool, bool]:
+        """`updating`, `received`, `session` and `draft`, for `take_back`."""
         standing = self.of(worker)
-        return standing.updating, standing.received, standing.session
+        return standing.updating, standing.received, standing.session, standing.draft
 
     def rejoin(self, workers: Iterable[Worker]) -> None:
         """A quarantined worker whose trainer has resumed the others goes on with them, once it is whole."""
@@ -127,10 +127,10 @@ class Standings:
             if self.of(worker).failed and self.of(worker).paused:
                 self.of(worker).paused = "update"
 
-    def take_back(self, worker: Worker, before: tuple[bool, bool, bool]) -> None:
-        """Nothing has begun: `before` is `updating`, `received` and `session` as they were."""
+    def take_back(self, worker: Worker, before: tuple[bool, bool, bool, bool]) -> None:
+        """Nothing has begun: `before` is what `weights` gave."""
         standing = self.of(worker)
-        standing.updating, standing.received, standing.session = before
+        standing.updating, standing.received, standing.session, standing.draft = before
         self._note(worker)
         self.show(worker)
 

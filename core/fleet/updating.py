@@ -138,7 +138,8 @@ class Updating:
                     if worker not in members and not self._standings.of(worker).failed:
                         self._standings.hold_out(worker, "it came while the other workers were updated")
             self._standings.renew([*finished.good], workers, operation.started, version)
-            await self.go_on(operation, finished.good)
+            # A draft model that is whole again doesn't make the model whole.
+            await self.go_on(operation, [worker for worker in finished.good if not self._standings.of(worker).failed])
             self._judge(operation, finished)
 
         await self._operations.do("finish_weight_update", workers, work, by=by, same=str(version))
@@ -169,6 +170,7 @@ class Updating:
                 worker.policy_version = version
             if replacing:
                 self._standings.renew([*called.good], workers, operation.started, version)
+                await self.go_on(operation, called.good)
                 try:
                     self._judge(operation, called)
                 except FleetFailed as failed:
@@ -233,8 +235,7 @@ class Updating:
 
     async def go_on(self, operation: Operation, workers: "Sequence[Worker] | Mapping[Worker, Any]") -> None:
         """Resume, as a part of an operation, those workers that were paused for an update."""
-        standings = {worker: self._standings.of(worker) for worker in workers}
-        paused = [worker for worker, standing in standings.items() if standing.paused == "update" and not standing.failed]
+        paused = [worker for worker in workers if self._standings.of(worker).paused == "update"]
         if paused:
             await self._pausing.start_again(operation, paused)
 

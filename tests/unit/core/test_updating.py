@@ -136,6 +136,18 @@ async def test_a_draft_model_that_was_not_replaced_completely_is_mended_by_nothi
         assert fleet.states == ["ready", "ready"]
 
 
+async def test_a_draft_update_that_nobody_has_begun_changes_nothing():
+    async with administered() as fleet:
+        serve_http(fleet.workers[0], {"results": [None]})
+        fleet.administration.quarantine(fleet.workers[0], "in a test", by="me")
+        for engine in fleet.engines:
+            engine.fails["start"] = [refused("no draft model")]
+        with pytest.raises(FleetFailed, match="Nothing has changed"):
+            await fleet.updating.start(fleet.workers, by="me", draft=True)
+        await fleet.updating.collective_rpc(fleet.workers[:1], {"method": "reload_weights"}, by="me")
+        assert fleet.states == ["ready", "ready"]
+
+
 async def test_who_fails_at_the_start_is_quarantined_and_the_others_go_on():
     async with administered() as fleet:
         fleet.engines[1].fails["start"] = [broken()]
@@ -391,6 +403,20 @@ async def test_a_method_that_replaces_the_weights_is_an_update():
         assert fleet.states == ["ready", "paused"]
         await fleet.resume()
         assert fleet.states == ["ready", "ready"]
+
+
+async def test_a_worker_that_failed_in_an_update_which_paused_it_goes_on_when_a_checkpoint_has_mended_it():
+    async with administered() as fleet:
+        serve_http(fleet.workers[0], {"results": [None]})
+        await fleet.start()
+        fleet.engines[0].fails["update"] = [broken()]
+        with pytest.raises(FleetFailed):
+            await fleet.receive()
+        await fleet.finish()
+        assert fleet.states == ["quarantined", "ready"]
+        fleet.engines[0].broken = False
+        await fleet.updating.collective_rpc(fleet.workers[:1], {"method": "reload_weights"}, by="me")
+        assert (fleet.states, fleet.engines[0].paused) == (["ready", "ready"], False)
 
 
 async def test_a_method_that_nobody_has_quarantines_nobody():

@@ -97,6 +97,16 @@ async def test_who_speaks_to_a_worker_alone_numbers_it():
         assert fleet.sent == [[], [{"method": "init_broadcaster", "kwargs": body}] * 2]
 
 
+async def test_a_named_cohort_is_a_fleet_of_its_own():
+    async with administered(1, 3, 2) as administration:
+        administration.administration.select_cohort("mine", "tiny", ["w1", "w2"], substitution=False, by="me")
+        fleet = Fleet(administration)
+        assert (await fleet.post("/cohorts/mine/init_broadcaster", {**NCCL, "inference_world_size": 5})).status == 200
+        assert (await fleet.post("/cohorts/mine/update_weights", {"weight_dir": None})).status == 200
+        assert [len(bodies) for bodies in fleet.sent] == [0, 2, 2]
+        assert [bodies[0]["kwargs"]["rank_offset"] for bodies in fleet.sent[1:]] == [0, 3]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
