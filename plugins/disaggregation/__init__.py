@@ -32,10 +32,10 @@ class Disaggregation:
     """The roles of the workers (`role` in the settings) say what is done: a model with prefill and decode workers is disaggregated."""
 
     settings_type = Settings
+    _proxy: Proxy
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._proxy: Proxy | None = None
         #: Every role that a worker has had; a fleet without prefill and encode workers costs a call one look at it.
         self._roles: set[Role] = set()
 
@@ -120,7 +120,6 @@ class Disaggregation:
         threshold = self._settings.threshold
         if not threshold or call.sampling.prompt_logprobs is not None:  # for these, no cache is read
             return False
-        assert self._proxy is not None
         try:
             cached = self._proxy.preview(call).cached_tokens
         except BadRequest:  # no decode worker can do all of it
@@ -133,7 +132,6 @@ class Disaggregation:
 
     def _has(self, role: Role, call: Call, *, ready: bool = False) -> bool:
         """Whether the call's model has a worker of that role: whether it can be reached or not, unless it must be `ready`."""
-        assert self._proxy is not None
         fleet = self._proxy.fleet
         workers = fleet.ready if ready else fleet.workers.values()
         return any(w.role == role and (not call.model or not w.models or call.model in w.models) for w in workers)
@@ -156,13 +154,11 @@ class Disaggregation:
             aborted = reply.choices[0].finish_reason == "abort"
             why = "was aborted" if aborted else "returned no kv_transfer_params: start vLLM with --kv-transfer-config"
             raise CallError(503 if aborted else 502, f"prefill: {leg.worker} {why}")
-        assert self._proxy is not None
         worker = self._proxy.fleet.workers.get(leg.worker)
         call.notes[_NAME] = Prefilled(reply, leg.worker, worker.policy_version if worker else None)
         return decode_call(begun, reply, hold=self._settings.hold, leg=_told("prefill", leg))
 
     async def _leg(self, call: Call) -> tuple[GenerateReply, Outcome]:
-        assert self._proxy is not None
         try:
             return await self._proxy.leg(call)
         except CallError as error:
