@@ -14,6 +14,8 @@ from core import BadRequest, CallError, NotFound
 #: Seconds between two looks for a marker.
 _LOOK: Final = 0.2
 _INDEX: Final = "model.safetensors.index.json"
+#: In bytes; safetensors itself reads no longer one.
+_LONGEST_HEADER: Final = 100_000_000
 
 
 class Checkpoints:
@@ -67,18 +69,44 @@ def _has_one_of(path: str, markers: Sequence[str]) -> bool:
 
 
 def _demand_weights(path: str) -> None:
-    """Raises: `NotFound`, also when the folder can't be read."""
+    """Raises: `NotFound`, also when the folder can't be read.
+
+    vLLM 0.31 doesn't recover from a checkpoint that turns out to be broken half-way, so whatever can be seen beforehand is looked at.
+    """
     try:
         names = set(os.listdir(path))
         wanted = _listed(Path(path, _INDEX)) if _INDEX in names else set[str]()
+        found = sorted(name for name in names if name.endswith(".safetensors"))
+        broken = next((name for name in found if not _is_whole(Path(path, name))), None)
     except OSError as error:
         raise NotFound(f"path: {path!r} can't be read: {error.strerror}", param="path") from error
     except msgspec.MsgspecError as error:
         raise NotFound(f"path: {_INDEX} in {path!r} can't be read: {error}", param="path") from error
-    if not any(name.endswith(".safetensors") for name in names):
+    if not found:
         raise NotFound(f"path: there are no *.safetensors in {path!r}", param="path")
+    if broken:
+        raise NotFound(f"path: {broken} in {path!r} is not a whole safetensors file", param="path")
     if missing := sorted(wanted - names):
         raise NotFound(f"path: {path!r} lacks {missing[0]}, which {_INDEX} names", param="path")
+
+
+def _is_whole(file: Path) -> bool:
+    """Whether it is as long as its header says: 8 bytes for the header's length, the header, and what that describes."""
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        if length > _LONGEST_HEADER:
+            return False
+        try:
+            header = msgspec.json.decode(opened.read(length), type=dict[str, _Entry])
+        except msgspec.MsgspecError:
+            return False
+        return os.fstat(opened.fileno()).st_size == 8 + length + max((entry.data_offsets[1] for entry in header.values()), default=0)
+
+
+class _Entry(msgspec.Struct):
+    """A tensor in a header, or `__metadata__`, which takes no place."""
+
+    data_offsets: tuple[int, int] = (0, 0)
 
 
 class _Index(msgspec.Struct):

@@ -14,6 +14,9 @@ from core.fleet.progress import Update, UpdateRequest
 from plugins.weights_filesystem.plugin import Settings, WeightsFilesystem
 from tests.unit.core.engines import AdministeredFleet, administered, serve_http
 
+HEADER = b'{"__metadata__":{"format":"pt"},"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
+SAFETENSORS = len(HEADER).to_bytes(8, "little") + HEADER + bytes(8)
+
 
 def transport(*allowed: Path, **settings: Any):
     [one] = WeightsFilesystem(Settings(allowed_paths=[str(path) for path in allowed], **settings)).weight_transports()
@@ -23,7 +26,7 @@ def transport(*allowed: Path, **settings: Any):
 def write(folder: Path, *names: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for name in names or ("model.safetensors", "STABLE"):
-        (folder / name).touch()
+        (folder / name).write_bytes(SAFETENSORS if name.endswith(".safetensors") else b"")
     return folder
 
 
@@ -144,6 +147,15 @@ async def test_a_part_that_the_index_names_has_to_be_there(tmp_path: Path):
     assert await failure(path, tmp_path) == f"path: '{path}' lacks model-2.safetensors, which model.safetensors.index.json names"
     index.write_text("{")
     assert "model.safetensors.index.json in" in await failure(path, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", SAFETENSORS[:-1], SAFETENSORS + b"x", SAFETENSORS[:20], b"\xff" * 100, b"\x02" + bytes(7) + b"{["]
+)
+async def test_a_file_that_is_not_whole_is_refused_before_anybody_is_paused(tmp_path: Path, content: bytes):
+    path = write(tmp_path / "step_7")
+    (path / "model.safetensors").write_bytes(content)
+    assert await failure(path, tmp_path) == f"path: model.safetensors in '{path}' is not a whole safetensors file"
 
 
 async def test_a_worker_that_cannot_load_it_is_quarantined_and_the_others_go_on(tmp_path: Path):
