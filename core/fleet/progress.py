@@ -1,13 +1,14 @@
 """One weight update that headrace drives: what was asked for, how far it has come, and how it ended."""
 
 from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 from typing import Any, Literal
 
 import trio
 from msgspec import Struct
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
-from core.errors import CallError
+from core.errors import CallError, NoWorker
 from core.fleet.cohort import Cohort
 from core.fleet.control import PauseMode
 from core.fleet.transport import WeightTransport, WeightUpdate
@@ -26,6 +27,8 @@ class UpdateRequest(Struct, frozen=True):
     #: What becomes of calls in flight.
     mode: PauseMode = "keep"
     clear_cache: bool = False
+    #: The workers have to be those that they were when it was asked for.
+    pinned: bool = False
 
 
 class Progress(Struct):
@@ -55,9 +58,14 @@ class Update:
         self.by = by
         #: The number of these weights, when it brings to some what others have already.
         self.again = again
-        #: What the transport is told. The cohort is frozen here.
+        #: What the transport is told.
         self.told = WeightUpdate(id_, request.version, options, Cohort.of(workers))
         self.phase: Phase = "preparing"
+        #: Somebody has given it up: what still prepares or applies ends.
+        self.given_up_by = ""
+        self.scopes: list[trio.CancelScope] = []
+        #: Its operation runs, or waits for its turn: from here on nothing that was asked for earlier may follow it.
+        self.begun = False
         self.progress = {worker.id: Progress() for worker in workers}
         #: Why it failed, as whoever asked for it is told.
         self.failure: CallError | None = None
@@ -74,6 +82,30 @@ class Update:
     def seconds(self) -> float:
         """From when it was asked for to its end."""
         return round((self._ended or trio.current_time()) - self._started, 3)
+
+    def demand_cohort(self) -> None:
+        """Go on with those that are there, if the transport can do without the others.
+
+        Raises: `CallError` (409), which names who has changed; `NoWorker`.
+        """
+        changes = self.told.cohort.changes({worker.id: worker for worker in self.workers})
+        if not changes:
+            return
+        if self.request.pinned or not self.transport.repeatable:
+            raise CallError(HTTPStatus.CONFLICT, f"update: the cohort has changed: {'; '.join(changes)}. Ask again")
+        for worker in self.workers:
+            if not worker.is_there:
+                self.fail(worker, "it is gone; when it comes back it is held out until it has the weights")
+        self.workers = tuple(worker for worker in self.workers if worker.is_there)
+        if not self.workers:
+            raise NoWorker("update: no worker is there any more")
+        self.told = replace(self.told, cohort=Cohort.of(self.workers))
+
+    def give_up(self, by: str) -> None:
+        """End it where it can be ended: while it prepares, or while workers get their weights, which are broken then."""
+        self.given_up_by = by
+        for scope in self.scopes:
+            scope.cancel()
 
     def note(self) -> dict[str, Any]:
         """What the journal says of it, beside the operation's outcome."""

@@ -128,6 +128,7 @@ class _Attempt:
         progress = self._update.progress[member.id]
         progress.status, started = "applying", trio.current_time()
         scope = self._scopes[member.id] = trio.CancelScope()
+        self._update.scopes.append(scope)
         try:
             with scope:
                 await self._update.transport.apply(self._update.told, member, control)
@@ -142,8 +143,9 @@ class _Attempt:
                 self.touched.add(member.id)
         if scope.cancelled_caught:
             self.touched.add(member.id)
-            cause = CallError(HTTPStatus.GATEWAY_TIMEOUT, f"not done {self._deadline:g} s after another worker had failed")
-            raise self._failed(control, cause)
+            given_up = f"given up by {self._update.given_up_by}"
+            why = given_up if self._update.given_up_by else f"not done {self._deadline:g} s after another worker had failed"
+            raise self._failed(control, CallError(HTTPStatus.GATEWAY_TIMEOUT, why))
 
     async def verify(self, control: WorkerControl) -> str:
         """Drop what was made with the weights before, label the new ones, and read back whose they are."""

@@ -5,14 +5,14 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import structlog
 import trio
 
 from core.errors import BadRequest, CallError, NotFound, NoWorker
-from core.fleet.journal import Journal
+from core.fleet.journal import Entry, Journal
 from core.fleet.operations import Operations
 from core.fleet.progress import Update, UpdateRequest
 from core.fleet.transport import WeightTransport
@@ -27,7 +27,11 @@ KEPT: Final = 100
 
 
 class Updates:
-    """Runs updates in a nursery of its own, for as long as `run` does. Those on the same workers come one after the other."""
+    """Runs updates in a nursery of its own, for as long as `run` does.
+
+    Those on the same workers come one after the other, in the order in which they were asked for: one that is still preparing is
+    overtaken, and then fails.
+    """
 
     def __init__(
         self, operations: Operations, transaction: Transaction, journal: Journal, transports: Mapping[str, WeightTransport]
@@ -37,13 +41,20 @@ class Updates:
         self._journal = journal
         self.transports = transports
         self._updates: dict[str, Update] = {}
-        self._send, self._receive = trio.open_memory_channel[tuple[Update, list[Update]]](math.inf)
+        #: Those that a headrace before this one was asked for, and hasn't ended.
+        self._cut: dict[str, Entry] = {}
+        for entry in journal.entries:
+            if entry.what == "update_asked":
+                self._cut[entry.detail["id"]] = entry
+            elif entry.what == "update":
+                self._cut.pop(entry.detail["id"], None)
+        self._send, self._receive = trio.open_memory_channel[Update](math.inf)
 
     async def run(self) -> None:
         """Run what is asked for. Cancellation ends it, and every update where it stands."""
         async with trio.open_nursery() as nursery:
-            async for update, earlier in self._receive:
-                nursery.start_soon(self._carry_out, update, earlier)
+            async for update in self._receive:
+                nursery.start_soon(self._carry_out, update)
 
     def ask(self, request: UpdateRequest, workers: Sequence[Worker], *, by: str, again: int | None = None) -> Update:
         """Ask for an update of these workers; it runs whatever becomes of who has asked.
@@ -63,7 +74,8 @@ class Updates:
             return running[-1]
         update = Update(secrets.token_hex(4), request, transport, options, workers, by, again)
         self._remember(update)
-        self._send.send_nowait((update, running))
+        self._journal.add("update_asked", [worker.id for worker in workers], by=by, **update.note())
+        self._send.send_nowait(update)
         return update
 
     def running(self, workers: Iterable[Worker]) -> list[Update]:
@@ -76,6 +88,14 @@ class Updates:
             return update
         raise NotFound(f"there is no update {id_!r}; the latest {KEPT} are kept")
 
+    def describe(self, id_: str) -> dict[str, Any]:
+        """`GET /fleet/updates/<id>`. Raises: `NotFound`."""
+        if (entry := self._cut.get(id_)) is None:
+            return self.get(id_).describe()
+        workers = {worker: {"status": "failed", "reason": "nobody knows how far it came", "seconds": None} for worker in entry.workers}
+        ended = {"status": "failed", "error": "headrace ended in the middle of it", "phase": "done", "seconds": 0.0, "by": entry.by}
+        return {**entry.detail, **ended, "workers": workers}
+
     def latest(self) -> list[Update]:
         """Those that run and the latest that have ended, the newest first."""
         return list(reversed(self._updates.values()))
@@ -86,13 +106,12 @@ class Updates:
         for id_ in ended[:-KEPT]:
             del self._updates[id_]
 
-    async def _carry_out(self, update: Update, earlier: Sequence[Update]) -> None:
+    async def _carry_out(self, update: Update) -> None:
         failure: CallError | None = NoWorker("the update was cut: headrace ends; nobody knows how far the workers came")
         log.info("update.asked", **update.note(), workers=[worker.id for worker in update.workers], by=update.by)
         try:
-            for one in earlier:
-                await one.done.wait()
             await self._prepare(update)
+            update.begun = True
             await self._operations.do(
                 "update",
                 update.workers,
@@ -116,7 +135,14 @@ class Updates:
         """Let the transport prepare. Raises: `CallError`, after the journal was told: no operation has begun that would."""
         failure: CallError | None = None
         try:
-            await update.transport.prepare(update.told)
+            with trio.CancelScope() as scope:
+                update.scopes.append(scope)
+                for one in self.running(update.workers):
+                    if one.begun:
+                        await one.done.wait()
+                await update.transport.prepare(update.told)
+            self._demand_wanted(update, given_up=scope.cancelled_caught)
+            update.demand_cohort()
         except CallError as error:
             failure = error
         except trio.TooSlowError:
@@ -124,14 +150,19 @@ class Updates:
         except Exception as error:
             log.exception("update.fault", **update.note())
             failure = CallError(500, f"update: a fault of the transport {update.transport.name!r}: {type(error).__name__}")
-        if failure is None and not update.transport.repeatable:
-            now = {worker.id: worker for worker in update.workers}
-            if changes := update.told.cohort.changes(now):
-                failure = CallError(HTTPStatus.CONFLICT, f"update: the cohort has changed: {'; '.join(changes)}. Ask again")
         if failure:
             workers = [worker.id for worker in update.workers]
             self._journal.add("update", workers, by=update.by, **update.note(), outcome=failure.message, seconds=update.seconds)
             raise failure
+
+    def _demand_wanted(self, update: Update, *, given_up: bool) -> None:
+        if given_up:
+            raise CallError(HTTPStatus.CONFLICT, f"update: given up by {update.given_up_by}")
+        order = list(self._updates.values())
+        for later in order[order.index(update) + 1 :]:
+            if later.begun and not set(later.workers).isdisjoint(update.workers):
+                version = later.request.version
+                raise CallError(HTTPStatus.CONFLICT, f"update: overtaken by that to version {version!r} ({later.id}), asked for later")
 
 
 def _digest(request: UpdateRequest) -> str:

@@ -31,13 +31,14 @@ class Posted(Struct):
 
 
 def add_update_routes(routes: Routes, administration: Administration) -> None:
-    """`POST /fleet/updates`, `GET /fleet/updates`, `GET /fleet/updates/<id>`."""
+    """`POST /fleet/updates`, `GET /fleet/updates`, `GET /fleet/updates/<id>`, `DELETE /fleet/updates/<id>`."""
 
     async def post(request: HTTPRequest) -> HTTPReply:
         """202 with the update; with `wait` 200 once it has succeeded on every worker, or an error that names those that failed."""
         posted, options = _read(request)
-        wanted = UpdateRequest(posted.version, posted.transport, options, posted.mode, posted.clear_cache)
         workers = administration.select(model=posted.model, cohort=posted.cohort, update=True, by=who(request))
+        pinned = bool(posted.cohort) and not administration.cohorts.get(posted.cohort).substitution
+        wanted = UpdateRequest(posted.version, posted.transport, options, posted.mode, posted.clear_cache, pinned)
         update = administration.updates.ask(wanted, workers, by=who(request))
         if not posted.wait:
             return HTTPReply.json(update.describe(), 202)
@@ -50,8 +51,15 @@ def add_update_routes(routes: Routes, administration: Administration) -> None:
         return HTTPReply.json({"updates": [update.describe() for update in administration.updates.latest()]})
 
     async def one(request: HTTPRequest) -> HTTPReply:
-        return HTTPReply.json(administration.updates.get(request.parameters["id"]).describe())
+        return HTTPReply.json(administration.updates.describe(request.parameters["id"]))
 
+    async def give_up(request: HTTPRequest) -> HTTPReply:
+        """202: what the update is doing ends; workers in the middle of getting their weights are quarantined."""
+        update = administration.updates.get(request.parameters["id"])
+        update.give_up(who(request))
+        return HTTPReply.json(update.describe(), 202)
+
+    routes.add("DELETE", "/fleet/updates/<id>", give_up)
     routes.add("POST", "/fleet/updates", post)
     routes.add("GET", "/fleet/updates", latest)
     routes.add("GET", "/fleet/updates/<id>", one)

@@ -1,6 +1,8 @@
 """headrace's own administration over HTTP: updates, cohorts, pauses with a JSON body."""
 
 import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
 
 from core.northbound.cohorts import add_cohort_routes
 from core.northbound.pausing import add_pausing_routes
@@ -46,6 +48,20 @@ async def test_who_waits_is_answered_with_the_end():
             500,
             "update failed on w0: shapes differ. Quarantined; the other workers go on",
         )
+
+
+async def test_an_update_is_given_up():
+    courier = Courier()
+    async with administered(transports=[courier]) as fleet:
+        routes = serve(fleet)
+        courier.stalls["prepare"] = trio.Event()
+        id_ = (await ask(routes, "POST", "/fleet/updates", b'{"version":"7","transport":"courier"}')).json["id"]
+        await wait_all_tasks_blocked()
+        assert (await ask(routes, "DELETE", f"/fleet/updates/{id_}")).status == 202
+        await wait_all_tasks_blocked()
+        shown = (await ask(routes, "GET", f"/fleet/updates/{id_}")).json
+        assert (shown["status"], shown["error"]) == ("failed", "update: given up by 127.0.0.1")
+        assert (await ask(routes, "DELETE", "/fleet/updates/x")).status == 404
 
 
 async def test_an_update_may_be_for_a_cohort():

@@ -116,7 +116,7 @@ async def test_nobody_is_paused_when_preparing_fails():
         update = await fleet.update()
         assert update.describe()["error"] == "no STABLE within 60 s"
         assert [engine.asked for engine in fleet.engines] == [[], []]
-        assert fleet.administered.journal == [("update", "no STABLE within 60 s")]
+        assert fleet.administered.journal == [("update_asked", None), ("update", "no STABLE within 60 s")]
 
 
 async def test_when_one_refuses_to_pause_all_go_on_with_the_weights_that_they_have():
@@ -259,15 +259,87 @@ async def test_what_is_posted_again_joins_the_update_that_runs():
 
 async def test_updates_of_the_same_workers_come_one_after_the_other():
     async with fleet_of() as fleet:
-        fleet.courier.stalls["prepare"] = trio.Event()
-        updates = [fleet.ask("8"), fleet.ask("9"), fleet.ask("8")]
+        fleet.courier.stalls["w0"] = trio.Event()
+        updates = [fleet.ask("8")]
         await wait_all_tasks_blocked()
-        assert len(fleet.courier.prepared) == 1
-        fleet.courier.stalls["prepare"].set()
+        updates += [fleet.ask("9"), fleet.ask("8")]
+        await wait_all_tasks_blocked()
+        assert [told.version for told in fleet.courier.prepared] == ["8"]
+        assert fleet.courier.applied == [("w0", "8"), ("w1", "8")] or fleet.courier.applied == [("w1", "8"), ("w0", "8")]
+        fleet.courier.stalls["w0"].set()
         for update in updates:
             await update.done.wait()
-        assert [told.version for told in fleet.courier.prepared] == ["8", "9", "8"]
         assert [engine.version for engine in fleet.engines] == ["8", "8"]
+
+
+async def test_one_that_is_still_preparing_is_overtaken_and_never_follows():
+    async with fleet_of() as fleet:
+        stall = fleet.courier.stalls["prepare"] = trio.Event()
+        early = fleet.ask("8")
+        await wait_all_tasks_blocked()
+        del fleet.courier.stalls["prepare"]
+        late = await fleet.update("9")
+        stall.set()
+        await early.done.wait()
+        assert (late.failure, [engine.version for engine in fleet.engines]) == (None, ["9", "9"])
+        assert early.failure
+        assert (early.failure.status, early.failure.message) == (
+            409,
+            f"update: overtaken by that to version '9' ({late.id}), asked for later",
+        )
+
+
+async def test_one_that_is_given_up_while_it_prepares_has_paused_nobody():
+    async with fleet_of() as fleet:
+        fleet.courier.stalls["prepare"] = trio.Event()
+        update = fleet.ask("8")
+        await wait_all_tasks_blocked()
+        update.give_up("somebody")
+        await update.done.wait()
+        assert update.failure
+        assert (update.failure.message, fleet.engines[0].asked) == ("update: given up by somebody", [])
+
+
+async def test_one_that_is_given_up_while_workers_get_their_weights_leaves_these_quarantined():
+    async with fleet_of(repeatable=False) as fleet:
+        fleet.courier.stalls["w1"] = trio.Event()  # its trainer is dead, say, and nobody will ever send
+        update = fleet.ask("8")
+        await wait_all_tasks_blocked()
+        update.give_up("somebody")
+        await update.done.wait()
+        assert (fleet.states, fleet.paused) == (["ready", "quarantined"], [False, True])
+        assert fleet.workers[1].reason == "update to '8': given up by somebody"
+
+
+async def test_a_worker_that_is_lost_before_the_pause_is_done_without_when_the_transport_can():
+    async with fleet_of() as fleet:
+        fleet.courier.stalls["prepare"] = trio.Event()
+        update, pinned = fleet.ask("8"), fleet.ask("8", pinned=True)
+        await wait_all_tasks_blocked()
+        fleet.administered.rig.move(fleet.workers[1], "gone")
+        fleet.courier.stalls["prepare"].set()
+        await update.done.wait()
+        await pinned.done.wait()
+        assert (update.failure, fleet.engines[0].version) == (None, "8")
+        assert update.progress["w1"].reason == "it is gone; when it comes back it is held out until it has the weights"
+        assert pinned.failure
+        assert pinned.failure.status == 409
+
+
+async def test_a_new_headrace_says_which_updates_the_one_before_has_not_ended(tmp_path):
+    path = str(tmp_path / "journal.sqlite")
+    async with fleet_of(journal=path) as fleet:
+        done = await fleet.update("7")
+        fleet.courier.stalls["prepare"] = trio.Event()
+        cut = fleet.ask("8")
+        await fleet.administered.administration.journal.flush()
+        fleet.administered.administration.journal._path = ""  # nothing more is written: it was killed
+    async with fleet_of(journal=path) as fleet:
+        updates = fleet.administered.administration.updates
+        shown = updates.describe(cut.id)
+        assert (shown["status"], shown["version"], shown["error"]) == ("failed", "8", "headrace ended in the middle of it")
+        with pytest.raises(NotFound):
+            updates.describe(done.id)
 
 
 async def test_a_pause_of_the_trainers_own_outlasts_the_update():
