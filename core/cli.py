@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from core.proxy import open_asgi
 from core.registry import Registry, load_plugins
 from core.remote.fleet import fleet
+from core.remote.route import route
 from core.remote.update import update
 from core.serving.server import ServeOptions
 from core.serving.server import serve as run_server
@@ -32,6 +33,7 @@ main.add_command(simulate)
 main.add_command(new_plugin)
 main.add_command(fleet)
 main.add_command(update)
+main.add_command(route)
 
 
 @main.command()

@@ -201,6 +201,19 @@ class Path:
                     raise
                 self._lost(call, worker, tried, lost)
 
+    @asynccontextmanager
+    async def received(self, call: Call) -> AsyncGenerator[None, None]:
+        """The scope of a call that is received and identified, and goes nowhere. Plugins are told that it was cancelled.
+
+        Cancellation: that of the plugin that prepares the call.
+        Raises: the `CallError` that refuses it.
+        """
+        try:
+            await self._receive(call)
+            yield
+        finally:
+            self._registry.tell("call_settled", call=call, outcome=Outcome(kind="cancelled", status=503))
+
     async def _receive(self, call: Call) -> None:
         self._registry.call("receive_call", call=call)
         await self._registry.prepare_call(call)

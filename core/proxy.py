@@ -7,10 +7,11 @@ from contextlib import asynccontextmanager
 import structlog
 import trio
 
+from core.call import Call
+from core.explaining import Explainer
 from core.fleet.administration import Administration
 from core.fleet.fleet import Fleet
 from core.fleet.transport import by_name
-from core.call import Call
 from core.hookspecs import Choice
 from core.log import configure_log
 from core.metrics import Metrics
@@ -19,6 +20,7 @@ from core.northbound.cohorts import add_cohort_routes
 from core.northbound.generate import PATH, GenerateRoute
 from core.northbound.pausing import add_pausing_routes
 from core.northbound.relay import Relay
+from core.northbound.routing import add_routing_routes
 from core.northbound.status import add_status_routes
 from core.northbound.updates import add_update_routes
 from core.path import Path
@@ -59,6 +61,7 @@ class Proxy:
         add_update_routes(self._routes, self.administration)
         add_cohort_routes(self._routes, self.administration)
         add_pausing_routes(self._routes, self.administration)
+        add_routing_routes(self._routes, self._routing, Explainer(registry, self.fleet, placer, path), self.administration.journal)
         registry.call("collect_metrics", registry=self._metrics.registry)
         registry.call("register_routes", routes=self._routes, proxy=self)
 

@@ -22,6 +22,11 @@ class Routing:
         self._attempts: set[Attempt] = set()
         self._enforce(settings)
 
+    @property
+    def available(self) -> frozenset[str]:
+        """Every policy that may be named."""
+        return self._registry.policies
+
     def change(self, settings: RoutingSettings) -> None:
         """Place calls by other rules from now on; attempts that are under way stay where they are.
 

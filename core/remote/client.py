@@ -26,16 +26,30 @@ class Headrace:
         """The answer to a GET."""
         return self._ask("GET", path, type_)
 
-    def post(self, path: str, type_: type[T], body: Mapping[str, Any] | None = None, query: Mapping[str, str] | None = None) -> T:
+    def post(
+        self,
+        path: str,
+        type_: type[T],
+        body: Mapping[str, Any] | None = None,
+        query: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> T:
         """The answer to a POST."""
-        return self._ask("POST", path, type_, body, query)
+        return self._ask("POST", path, type_, body, query, headers)
 
     def _ask(
-        self, method: str, path: str, type_: type[T], body: Mapping[str, Any] | None = None, query: Mapping[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        type_: type[T],
+        body: Mapping[str, Any] | None = None,
+        query: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> T:
         try:
             # Who has set a proxy for the world outside doesn't mean this.
-            response = httpx.request(method, f"{self.url}{path}", json=body, params=query, timeout=_TIMEOUT, trust_env=False)
+            url = f"{self.url}{path}"
+            response = httpx.request(method, url, json=body, params=query, headers=headers, timeout=_TIMEOUT, trust_env=False)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise click.ClickException(f"no headrace answers at {self.url} (--url, $HEADRACE_URL): {error}") from error
         if not response.is_success:
