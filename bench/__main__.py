@@ -1,4 +1,4 @@
-"""`python -m bench [--peers] [--quick] [--soak N] [--out FILE]` and `python -m bench compare BEFORE.json AFTER.json`."""
+"""`python -m bench [--peers] [--quick] [--soak N] [--out FILE]`, `python -m bench compare BEFORE.json AFTER.json`, `python -m bench kv`."""
 
 import argparse
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench import large, routed
+from bench import kv, large, routed
 from bench.cases import PACE_SECONDS, Case, Engine, WrongReply, cases
 from bench.compare import compare, load
 from bench.load import LoadFailed
@@ -26,6 +26,8 @@ def main() -> int:
     arguments = sys.argv[1:]
     if arguments[:1] == ["compare"]:
         return _compare(arguments[1:])
+    if arguments == ["kv"]:
+        return kv.main()
     options = _parser().parse_args(arguments)
     if reason := why_not("scripted"):
         print(f"bench: no vllm-rs on this machine: {reason}", file=sys.stderr)

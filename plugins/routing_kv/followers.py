@@ -88,8 +88,13 @@ class Followers:
             if not sources:
                 log.info("kv.no_events", worker=worker.id, reason="its engines publish none: what it has is guessed")
             async with trio.open_nursery() as nursery:
+                free = list(self._places.of(worker))
                 for source in sources:
-                    place = self._places.at(worker, source.rank)
+                    place = next((place for place in free if place.rank in (None, source.rank)), None)
+                    if place is None:
+                        log.warning("kv.source_ignored", worker=worker.id, rank=source.rank, reason="the worker names no such rank")
+                        continue
+                    free.remove(place)
                     subscription = Subscription(context, source, place.feed, worker=worker.id)
                     self.subscriptions[place] = subscription
                     nursery.start_soon(self._subscribe, subscription, worker, source)

@@ -27,7 +27,7 @@ def depths(prompt: Prompt, tables: Sequence[Holders], bits: int) -> dict[int, in
                 have |= table[name % SHARDS].get(name, 0)
             have &= bits
             if have != bits:
-                lost = bits ^ have
+                lost = bits ^ have if depth else 0
                 while lost:  # `each_bit`, without the generator
                     bit = lost & -lost
                     found[bit] = depth
@@ -37,6 +37,41 @@ def depths(prompt: Prompt, tables: Sequence[Holders], bits: int) -> dict[int, in
                     break
             depth += 1
     found.update(dict.fromkeys(each_bit(bits), depth))
+    return found
+
+
+def closed_depths(prompt: Prompt, tables: Sequence[Holders], bits: int) -> dict[int, int]:
+    """The same where whoever has a block has all before it, too: so a few looks are enough. It is so with what was sent."""
+    found: dict[int, int] = {}
+
+    def having(depth: int, bits: int) -> int:
+        """Who has so many."""
+        name = prompt.reach(depth)[depth - 1]
+        have = 0
+        for table in tables:
+            have |= table[name % SHARDS].get(name, 0)
+        return have & bits
+
+    def part(low: int, high: int, bits: int) -> None:
+        """Find the depths of those that have at least `low`, and at most `high`."""
+        if low == high:
+            found.update(dict.fromkeys(each_bit(bits if low else 0), low))
+            return
+        middle = (low + high + 1) // 2
+        have = having(middle, bits)
+        if have:
+            part(middle, high, have)
+        if have != bits:
+            part(low, middle - 1, bits ^ have)
+
+    low, step = 0, 1
+    while bits and tables and low < prompt.length:
+        high = min(low + step, prompt.length)
+        have = having(high, bits)
+        if have != bits:
+            part(low, high - 1, bits ^ have)
+        bits, low, step = have, high, 2 * step
+    found.update(dict.fromkeys(each_bit(bits if low else 0), low))
     return found
 
 

@@ -4,13 +4,15 @@ The cost of a place, in tokens, is what it would have to compute of the prompt, 
 in the engine's own memory saves all of its tokens, one that has to be fetched a part of them.
 """
 
+import functools
+import math
+import operator
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from core import Call
 from plugins.routing_kv.hashing import Prompt
-from plugins.routing_kv.index import Holders
-from plugins.routing_kv.matching import counts, depths
+from plugins.routing_kv.matching import closed_depths, counts, depths
 from plugins.routing_kv.places import Caches, Place
 
 
@@ -52,31 +54,29 @@ class Scorer:
         return min(ranked, key=lambda one: one[1])[0]
 
     def _best(self, call: Call, prompt: Prompt, places: Sequence[Place]) -> tuple[Match, tuple[float, int, int]]:
-        cached, saved = self._cached(prompt, places)
-        soon = _depths(prompt, self._caches.soon.tables(), [place.soon_bit for place in places])
-        believed = _depths(prompt, self._caches.believed.tables(), [place.believed_bit for place in places])
+        holders = [place.feed.holder.bit for place in places]
+        cached, saved = self._cached(prompt, holders)
+        soon = closed_depths(prompt, self._caches.soon.tables(), _together([place.soon_bit for place in places]))
+        believed = closed_depths(prompt, self._caches.believed.tables(), _together([place.believed_bit for place in places]))
         length, size, weight = len(call.token_ids), prompt.block_size, self._weights.load
-        least: tuple[float, int, int] | None = None
+        least = math.inf, 0, 0
         best = places[0], 0, False, 0.0
-        for place in places:
-            bit = place.feed.holder.bit
-            blocks, guess = cached.get(bit, 0), 0
-            if soon:
-                guess = soon.get(place.soon_bit, 0)
+        for place, bit in zip(places, holders, strict=True):
+            blocks = cached.get(bit, 0)
+            guess = soon.get(place.soon_bit, 0) if soon else 0
             if believed:
                 guess = max(guess, believed.get(place.believed_bit, 0))
             left = length - size * (guess if guess > blocks else saved.get(bit, 0))
-            cost = left + weight * place.load, place.load, place.calls
-            if least is None or cost < least:
-                least, best = cost, (place, max(blocks, guess), guess > blocks, left)
-        assert least is not None
+            cost = left + weight * place.load
+            if cost <= least[0] and (rank := (cost, place.load, place.calls)) < least:
+                least, best = rank, (place, max(blocks, guess), guess > blocks, left)
         place, blocks, guessed, left = best
         return Match(place, prompt, blocks, guessed, left), least
 
-    def _cached(self, prompt: Prompt, places: Sequence[Place]) -> tuple[dict[int, int], dict[int, float] | dict[int, int]]:
+    def _cached(self, prompt: Prompt, bits: list[int]) -> tuple[dict[int, int], dict[int, float] | dict[int, int]]:
         """By holder: the leading blocks that it has in any medium, and how many blocks' tokens that saves."""
         holders = {medium: tables for medium, tables in self._caches.index.holders.items() if any(tables)}
-        cached = _depths(prompt, list(holders.values()), [place.feed.holder.bit for place in places])
+        cached = depths(prompt, list(holders.values()), _together(bits))
         if not cached or not holders.keys() - {"GPU"}:
             return cached, cached
         in_gpu = counts(prompt, [tables for medium, tables in holders.items() if medium == "GPU"], cached)
@@ -86,10 +86,5 @@ class Scorer:
         return cached, saved
 
 
-def _depths(prompt: Prompt, tables: list[Holders], bits: list[int]) -> dict[int, int]:
-    if not tables:
-        return {}
-    together = 0
-    for bit in bits:
-        together |= bit
-    return depths(prompt, tables, together)
+def _together(bits: list[int]) -> int:
+    return functools.reduce(operator.or_, bits)

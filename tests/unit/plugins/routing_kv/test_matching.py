@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from plugins.routing_kv.hashing import Prompt
 from plugins.routing_kv.index import SHARDS
-from plugins.routing_kv.matching import counts, depths
+from plugins.routing_kv.matching import closed_depths, counts, depths
 from tests.unit.plugins.routing_kv.prompts import call_of
 
 LENGTH = 300  # more than one stride
@@ -39,8 +39,25 @@ def test_a_walk_is_a_look_at_each_holder(gpu, cpu, asked):
     assert in_gpu == {bit: sum(bool(bits & bit) for bits in gpu[:depth]) for bit, depth in found.items()}
 
 
+@given(
+    st.lists(st.integers(0, LENGTH), min_size=4, max_size=4), st.lists(st.integers(0, LENGTH), min_size=4, max_size=4), st.integers(0, ALL)
+)
+def test_a_few_looks_find_as_much_where_nobody_has_gaps(young, old, asked):
+    prompt = Prompt(call_of(range(LENGTH)), 1)
+    tables = [
+        tables_of(prompt, [sum(1 << i for i in range(4) if depth < reached[i]) for depth in range(LENGTH)]) for reached in (young, old)
+    ]
+    fresh = Prompt(call_of(range(LENGTH)), 1)
+    expected = {1 << i: max(young[i], old[i]) for i in range(4) if asked & 1 << i}
+    found = closed_depths(fresh, tables, asked)
+    assert {bit: depth for bit, depth in found.items() if depth} == {bit: depth for bit, depth in expected.items() if depth}
+    assert closed_depths(fresh, [], asked) == {}
+
+
 def test_a_walk_goes_no_further_than_somebody_follows():
     prompt = Prompt(call_of(range(10_000)), 1)
     assert not any(depths(prompt, [[{} for _ in range(SHARDS)]], ALL).values())
+    assert len(prompt.names) < LENGTH
+    assert not any(closed_depths(prompt, [[{} for _ in range(SHARDS)]], ALL).values())
     assert len(prompt.names) < LENGTH
     assert depths(prompt, [], ALL) == {}

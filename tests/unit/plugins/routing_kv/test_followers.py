@@ -1,0 +1,140 @@
+"""Each worker that is there is followed, and no other, as soon as somebody wants to know."""
+
+import time
+from typing import Any
+
+import trio
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
+from trio.testing import wait_all_tasks_blocked
+
+from core import Worker
+from core.wire.generated.vllm import GetKvEventSourcesRequest, GetKvEventSourcesResponse, KvEventSource
+from plugins.routing_kv import KV, Settings
+from plugins.routing_kv.sources import SourceSettings
+from tests.unit.plugins.routing_kv.prompts import call_of
+from tests.unit.plugins.routing_kv.publisher import publishing
+from tests.unit.plugins.routing_kv.test_policy import worker_of
+from tests.unit.plugins.routing_kv.test_subscription import block
+
+
+class Control:
+    """Tells these answers, one after the other, and then nothing."""
+
+    def __init__(self, *answers: Exception | list[KvEventSource]) -> None:
+        self._answers = list(answers)
+        self.asked = 0
+
+    async def get_kv_event_sources(self, message: GetKvEventSourcesRequest) -> GetKvEventSourcesResponse:
+        self.asked += 1
+        answer = self._answers.pop(0) if self._answers else []
+        if isinstance(answer, Exception):
+            raise answer
+        return GetKvEventSourcesResponse(sources=answer)
+
+
+def told(endpoint: str, **members: Any) -> KvEventSource:
+    return KvEventSource(transport="zmq", endpoint=endpoint, **members)
+
+
+def with_control(worker: Worker, control: Control) -> Worker:
+    worker.control = control  # pyright: ignore[reportAttributeAccessIssue]
+    return worker
+
+
+def blocks(kv: KV, worker: Worker, rank: int | None = None) -> int:
+    return kv._places.at(worker, rank).feed.holder.blocks("GPU")
+
+
+async def until(condition) -> None:
+    with trio.fail_after(20):
+        while not condition():  # noqa: ASYNC110 - what ZeroMQ's own thread brings can only be looked for
+            await trio.sleep(0.005)
+
+
+async def test_nobody_is_asked_before_a_call_needs_it(autojump_clock, nursery):
+    kv, control = KV(Settings()), Control()
+    worker = with_control(worker_of("a"), control)
+    kv.worker_joined(worker)
+    nursery.start_soon(kv._followers.run)
+    await wait_all_tasks_blocked()
+    assert control.asked == 0
+    kv.choose_worker(call_of(range(10)), [worker])
+    await wait_all_tasks_blocked()
+    assert control.asked == 1
+    another = with_control(worker_of("b"), Control())
+    kv.worker_joined(another)
+    await wait_all_tasks_blocked()
+    assert another.control.asked == 1  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_worker_that_does_not_answer_is_asked_again_less_and_less_often(autojump_clock, nursery):
+    errors = [GRPCError(Status.UNAVAILABLE)] * 100
+    kv, control = KV(Settings()), Control(*errors)
+    worker = with_control(worker_of("a"), control)
+    kv._followers.need()
+    kv.worker_joined(worker)
+    nursery.start_soon(kv._followers.run)
+    await trio.sleep(62)
+    assert control.asked == 1 + 5 + 1  # after 1, 3, 7, 15, 31 and 61 seconds
+    kv.worker_left(worker)
+    await trio.sleep(100)
+    assert control.asked == 7
+    nursery.cancel_scope.cancel()
+
+
+async def test_each_rank_of_a_worker_is_followed_into_its_own_place(nursery):
+    kv = KV(Settings(), clock=time.monotonic)
+    kv._followers.need()
+    async with publishing() as (first, one), publishing() as (second, other):
+        sources = [
+            told(one.events, data_parallel_rank=4),
+            told(other.events, data_parallel_rank=5),
+            told(other.events, data_parallel_rank=9),
+        ]
+        worker = with_control(worker_of("a", ranks=(4, 5)), Control(sources))
+        kv.worker_joined(worker)
+        nursery.start_soon(kv._followers.run)
+        await first.subscribed()
+        await second.subscribed()
+        first.publish(block(1))
+        second.publish(block(1), block(2))
+        await until(lambda: (blocks(kv, worker, 4), blocks(kv, worker, 5)) == (1, 2))
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_worker_that_left_is_forgotten_swept_away_and_followed_anew_when_it_comes_back(nursery):
+    kv = KV(Settings(), clock=time.monotonic)
+    kv._followers.need()
+    async with publishing() as (publisher, addresses):
+        worker = with_control(worker_of("a"), Control([told(addresses.events)], [told(addresses.events)]))
+        nursery.start_soon(kv._followers.run)
+        kv.worker_joined(worker)
+        await publisher.subscribed()
+        publisher.publish(*(block(number) for number in range(3)))
+        await until(lambda: blocks(kv, worker) == 3)
+        kv.worker_left(worker)
+        index = kv._caches.index
+        await until(lambda: index.pairs == index.blocks("GPU") == 0)
+        await publisher.subscribed()  # that is how it says that a subscriber has gone
+        kv.worker_joined(worker)
+        await publisher.subscribed()
+        publisher.publish(block(7))
+        await until(lambda: blocks(kv, worker) == 1)
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_address_that_cant_be_costs_that_worker_only(nursery):
+    async with publishing() as (publisher, addresses):
+        sources = {"a": SourceSettings(endpoint="tcp://nowhere"), "b": SourceSettings(endpoint=addresses.events)}
+        kv = KV(Settings(sources=sources), clock=time.monotonic)
+        kv._followers.need()
+        workers = [worker_of("a"), worker_of("b")]
+        for worker in workers:
+            kv.worker_joined(worker)
+        nursery.start_soon(kv._followers.run)
+        await publisher.subscribed()
+        publisher.publish(block(1))
+        await until(lambda: blocks(kv, workers[1]) == 1)
+        nursery.cancel_scope.cancel()
