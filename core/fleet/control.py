@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 
 import httpx
 import msgspec
+import structlog
 from grpclib.exceptions import GRPCError
 
 from core.errors import CallError, from_grpc, from_http
@@ -37,6 +38,7 @@ from core.wire.generated.vllm import (
 )
 
 T = TypeVar("T")
+log = structlog.stdlib.get_logger()
 
 #: What becomes of calls in flight: `abort` ends them, `wait` lets them finish first, `keep` freezes them.
 PauseMode = Literal["abort", "wait", "keep"]
@@ -166,6 +168,22 @@ class WorkerControl:
     async def reset_prefix_cache(self, query: Mapping[str, str] | None = None) -> bool:
         """Forget every cached prefix; false when the engine couldn't. HTTP only."""
         return await self._value(self._post("reset_prefix_cache", "/reset_prefix_cache", query=query), "success", bool)
+
+    async def forget_encoded_media(self) -> None:
+        """Drop what the model has made of pictures, videos and sounds with earlier weights. HTTP only.
+
+        vLLM 0.31: when weights are loaded anew, its ranks drop that and its scheduler doesn't know; a call with the same picture then kills
+        the engine. Weights that come by its own transfer leave what is outdated in use. Nothing is asked of a worker that can't have any,
+        and one without the route (it isn't in development mode) keeps what it has, which is logged.
+        """
+        if not (self.worker.info and self.worker.info.supports_multimodal and self.worker.http):
+            return
+        try:
+            await self._post("reset_encoder_cache", "/reset_encoder_cache")
+        except ControlFailed as failure:
+            if failure.status != HTTPStatus.NOT_IMPLEMENTED:
+                raise
+            log.warning("worker.encoded_media_kept", worker=self.worker.id, reason=failure.reason)
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """End these calls; an empty list ends none, whatever a worker would make of it."""

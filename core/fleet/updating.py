@@ -122,6 +122,7 @@ class Updating:
 
         async def finish_one(control: WorkerControl) -> str:
             await control.finish_weight_update(version)
+            await control.forget_encoded_media()
             label = await control.policy_version()
             if version is not None and label != version:
                 cause = CallError(HTTPStatus.INTERNAL_SERVER_ERROR, f"it labels its weights {label!r} afterwards")
@@ -153,6 +154,8 @@ class Updating:
 
         async def call(control: WorkerControl) -> list[Any]:
             results = await _call_method(control, body)
+            if replacing:
+                await control.forget_encoded_media()
             if version is not None:
                 await control.set_policy_version(version)
             return results
