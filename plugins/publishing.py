@@ -43,8 +43,9 @@ class PublishFailed(Exception):
 class Publisher(ABC):
     """Publishes to the headrace at `url`; where its fleet serves several models, to the workers of `model`.
 
-    `mode` is what becomes of calls in flight: `keep` freezes them, `wait` lets them finish before, `abort` ends them. `patience` is how
-    many seconds headrace may be unreachable.
+    `mode` is what becomes of calls in flight: `keep` freezes them, `wait` lets them finish before, `abort` ends them. With `clear_cache`
+    the workers forget cached prefixes, which earlier weights have computed; calls with a salt for each version don't need that. `patience`
+    is how many seconds headrace may be unreachable.
 
     One process publishes: with a sharded model, the one that gathers the whole tensors. Not for several threads at once.
     """
@@ -52,12 +53,25 @@ class Publisher(ABC):
     #: `transport` in `POST /fleet/updates`.
     transport: str
 
-    def __init__(self, url: str, *, model: str = "", mode: Literal["keep", "wait", "abort"] = "keep", patience: float = 30.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        model: str = "",
+        mode: Literal["keep", "wait", "abort"] = "keep",
+        clear_cache: bool = False,
+        patience: float = 30.0,
+    ) -> None:
         self._headrace = httpx.Client(base_url=url, timeout=_ANSWER)
         #: For the routes that concern all workers.
         self._workers = {"model": model} if model else {}
         #: What every update of this publisher has in common.
-        self._fixed: dict[str, Any] = {"transport": self.transport, "mode": mode, **self._workers}
+        self._fixed: dict[str, Any] = {
+            "transport": self.transport,
+            "mode": mode,
+            "clear_cache": clear_cache,
+            **self._workers,
+        }
         self._patience = patience
 
     @abstractmethod

@@ -21,7 +21,7 @@ _NAME = re.compile(r"\w[\w.-]*")
 class FilesystemPublisher(Publisher):
     """Writes each version to `folder/version-<version>`, where headrace and the workers find it under the same path.
 
-    The latest `keep` versions stay, at least one: a worker that comes later gets the newest from there.
+    The latest `keep` versions stay, at least one: a worker that comes later gets the newest from there. `options` are those of `Publisher`.
     """
 
     transport = "filesystem"

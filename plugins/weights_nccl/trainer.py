@@ -34,7 +34,8 @@ class BroadcastPublisher(Publisher):
 
     The workers find this process at `host:port`: by default at the address from which headrace is reached, at a free port, without any
     authentication. `backend` is by default `nccl` where torch has a GPU, and `gloo` elsewhere. The tensors travel in messages of
-    `bucket_mib` MiB; `stall` is how many seconds one may take, and `timeout` how many a worker waits for the others to come.
+    `bucket_mib` MiB; `stall` is how many seconds one may take, and `timeout` how many a worker waits for the others to come. `options` are
+    those of `Publisher`.
     """
 
     transport = "broadcast"

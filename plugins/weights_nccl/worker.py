@@ -2,7 +2,7 @@
 
     vllm-rs serve MODEL … -- --worker-extension-cls plugins.weights_nccl.worker.BroadcastReceiver
 
-Needs torch and vLLM, and nothing of headrace but this folder: `PYTHONPATH` of the engine leads to the folder above `plugins`.
+Needs torch and vLLM, and nothing that headrace needs: `PYTHONPATH` of the engine leads to the folder above `plugins`.
 """
 
 # pyright: reportMissingImports=false
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.distributed import DistNetworkError, DistStoreError, Store, TCPStore
 
+from plugins.reloading import forget_reload
 from plugins.weights_nccl.rounds import Bucket, Group, said
 
 #: Seconds to reach the trainer's store, which is open before a worker hears of it: for a connection, and for torch's greeting over it.
@@ -65,8 +66,7 @@ class BroadcastReceiver:
         except Exception:
             for _ in stream:  # the other ranks get their messages through this one
                 pass
-            # Or vLLM 0.31 would take the weights that wait for the rest of their layer for a part of the next ones.
-            self.reload_weights(weights_iterator=iter(()))
+            forget_reload(self)
             raise
         if round_.failure:
             group.abandon()

@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from nixl._api import nixl_agent, nixl_agent_config
 
+from plugins.reloading import forget_reload
+
 #: Seconds between two looks at a transfer.
 _LOOK_AGAIN = 0.0005
 #: A tensor in the trainer's memory: name, dtype, shape, address, and the number of its GPU (0 in main memory).
@@ -53,8 +55,7 @@ class NixlPull:
             try:
                 self.reload_weights(weights_iterator=puller.read(trainer, memory, tensors, chunk_bytes, timeout))
             except Exception:
-                # vLLM 0.31 would take the weights that wait for the rest of their layer for a part of the next ones.
-                self.reload_weights(weights_iterator=iter(()))
+                forget_reload(self)
                 raise
         return sum(_size(tensor) for tensor in tensors)
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.e2e.conftest import Pair
 from tests.e2e.trained import says, training
-from tests.proxy import RunningProxy, headrace
+from tests.proxy import RunningProxy, headrace, wait_for
 
 pytestmark = pytest.mark.real
 
@@ -25,3 +25,28 @@ def test_after_each_of_three_steps_both_workers_say_what_the_trainer_says(proxy,
             assert [says(worker) for worker in two_engines] == [said[-1]] * 2
             assert [worker["policy_version"] for worker in proxy.fleet()] == [version] * 2
     assert said[0] != said[1] != said[2]
+
+
+def test_weights_that_do_not_fit_are_refused_by_name_and_the_next_ones_mend_all(proxy, two_engines, tmp_path):
+    with training(proxy.url, "broadcast", tmp_path) as trainer:
+        trainer.begin("misshapen")
+        answer = trainer.end()
+        assert set(answer["workers"]) == {"w0", "w1"}
+        assert proxy.states() == {"w0": "quarantined", "w1": "quarantined"}
+        said = trainer.step("4")
+        assert [says(worker) for worker in two_engines] == [said] * 2
+        assert proxy.states() == {"w0": "ready", "w1": "ready"}
+
+
+def test_a_trainer_that_dies_in_the_middle_leaves_nobody_paused_for_ever_and_the_next_one_mends_all(proxy, two_engines, tmp_path):
+    with training(proxy.url, "broadcast", tmp_path) as trainer:
+        trainer.step("5")
+        trainer.begin("deadly")
+        assert trainer.process.wait(60) == 3
+    wait_for(lambda: proxy.states() == {"w0": "quarantined", "w1": "quarantined"}, 60)
+    reasons = [worker["reason"] for worker in proxy.fleet()]
+    assert all("The weights are a mixture now" in reason for reason in reasons)
+    with training(proxy.url, "broadcast", tmp_path) as trainer:
+        said = trainer.step("6")
+        assert [says(worker) for worker in two_engines] == [said] * 2
+    assert proxy.states() == {"w0": "ready", "w1": "ready"}

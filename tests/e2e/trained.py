@@ -68,9 +68,9 @@ def training(url: str, publisher: str, folder: Path) -> Iterator[RunningTrainer]
     with process:
         try:
             yield RunningTrainer(process, log)
-            assert process.stdin
-            process.stdin.close()
-            assert process.wait(30) == 0, log.read_text()
+            if process.poll() is None:
+                process.communicate(timeout=30)
+                assert process.returncode == 0, log.read_text()
         finally:
             process.kill()
 

@@ -2,18 +2,21 @@
 
 `python -m tests.e2e.training URL PUBLISHER CHECKPOINT FOLDER`, in the engine's environment, which has torch. For each line on its standard
 input, a version, it takes a step and publishes; it answers with a line of JSON, `{"version", "said": [tokens of each prompt]}` or
-`{"error", "workers"}`.
+`{"error", "workers"}`. A version "misshapen" has a tensor that doesn't fit; in the middle of "deadly" a broadcast's trainer dies.
 """
 
 # pyright: reportMissingImports=false
 # What is missing from this project's environment is in the engine's.
 
 import json
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
 from plugins.publishing import Publisher, PublishFailed
@@ -29,8 +32,19 @@ def filesystem(url: str, folder: Path) -> Publisher:
 def broadcast(url: str, folder: Path) -> Publisher:
     from plugins.weights_nccl.trainer import BroadcastPublisher
 
-    # More messages than one, so that weights of one layer come in several.
-    return BroadcastPublisher(url, host="127.0.0.1", bucket_mib=0)
+    class Mortal(BroadcastPublisher):
+        def publish(self, weights: Mapping[str, Tensor], version: str | int) -> None:
+            self._messages_left = 12 if version == "deadly" else -1
+            super().publish(weights, version)
+
+        def _message(self, bucket: Any, tensors: Any) -> Tensor:
+            self._messages_left -= 1
+            if not self._messages_left:
+                os._exit(3)
+            return super()._message(bucket, tensors)
+
+    # A message for each tensor, so that the weights of a layer come in several.
+    return Mortal(url, host="127.0.0.1", bucket_mib=0)
 
 
 def nixl(url: str, folder: Path) -> Publisher:
@@ -70,14 +84,18 @@ def main(url: str, publisher: str, checkpoint: Path, folder: Path) -> None:
     """Train as standard input says."""
     trainer = Trainer(checkpoint)
     with PUBLISHERS[publisher](url, folder) as weights:
-        for line in sys.stdin:
+        for version in map(str.strip, sys.stdin):
             trainer.step()
+            state = trainer.model.state_dict()
+            if version == "misshapen":
+                state["model.layers.0.self_attn.k_proj.weight"] = torch.zeros(3, 5)
             try:
-                weights.publish(trainer.model.state_dict(), version=line.strip())
+                weights.publish(state, version)
             except PublishFailed as failure:
-                print(json.dumps({"error": str(failure), "workers": failure.workers}), flush=True)
+                answer = {"error": str(failure), "workers": failure.workers}
             else:
-                print(json.dumps({"version": line.strip(), "said": [trainer.says(prompt) for prompt in PROMPTS]}), flush=True)
+                answer = {"version": version, "said": [trainer.says(prompt) for prompt in PROMPTS]}
+            print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ class Rank(BroadcastReceiver):
         self.parallel_config = SimpleNamespace(rank=rank, world_size=world_size, data_parallel_index=replica)
         self.reloads: list[dict[str, Tensor]] = []
         self.fails_at = ""
+        self.forgotten = 0
         self.groups: list[str | None] = []
 
     def reload_weights(self, weights_iterator: Iterator[tuple[str, Tensor]]) -> None:
@@ -238,8 +239,9 @@ def one_cannot_come() -> Any:
 
 
 def one_cannot_load() -> Any:
-    """The other one gets everything all the same; and what vLLM had begun is ended by an empty reload."""
+    """The other one gets everything all the same, and vLLM forgets what it had begun."""
     a, b = Rank(), Rank()
+    worker_module.forget_reload = lambda rank: setattr(rank, "forgotten", rank.forgotten + 1)
     a.fails_at = "layer.3"
     with served(Headrace({"a": [a.update], "b": [b.update]})) as url, publishing(url) as publisher:
         failed = failure(publisher, WEIGHTS, "1")
@@ -249,7 +251,7 @@ def one_cannot_load() -> Any:
     return {
         "workers": failed.workers,
         "other": b_after_one,
-        "reloads": [len(one) for one in a.reloads],
+        "forgotten": [a.forgotten, b.forgotten],
         "whole": [same(rank.reloads[-1], WEIGHTS) for rank in (a, b)],
     }
 
