@@ -218,9 +218,12 @@ class Standings:
             self._of[worker.id] = self._begin_anew(worker, instance, before)
             self.show(worker)
         standing = self.of(worker)
-        if not standing.failed and not standing.updating and (lateness := self._lateness(worker)):
+        lateness = "" if standing.updating or standing.by_hand else self._lateness(worker)
+        if lateness and not standing.failed:
             self.hold_out(worker, lateness)
-        elif standing.late or standing.left_frozen:
+            return
+        standing.late |= bool(lateness)  # it failed before it was away: another try is worth it
+        if standing.late or standing.left_frozen:
             self.needy(worker)
 
     def _begin_anew(self, worker: Worker, instance: str, before: Standing | None) -> Standing:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from importlib.metadata import version
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from core.errors import NotFound, NoWorker
 from core.fleet.administration import Administration
@@ -47,7 +47,9 @@ def add_status_routes(routes: Routes, fleet: Fleet, administration: Administrati
 
     async def workers(_: HTTPRequest) -> HTTPReply:
         cohorts = administration.cohorts
-        described = [{**worker.describe(), "cohort": cohorts.name_of(worker)} for worker in fleet.workers.values()]
+        described = [
+            {**worker.describe(), "cohort": cohorts.name_of(worker), "release": _release(worker)} for worker in fleet.workers.values()
+        ]
         weights, running = administration.current.describe(), administration.describe()
         return HTTPReply.json({"workers": described, "cohorts": cohorts.describe(), "weights": weights, "operations": running})
 
@@ -68,3 +70,8 @@ def add_status_routes(routes: Routes, fleet: Fleet, administration: Administrati
     routes.add("GET", "/fleet", workers)
     routes.add("GET", "/fleet/journal", journal)
     routes.add("GET", "/plugins", plugins)
+
+
+def _release(worker: Worker) -> str | None:
+    """How somebody who answers for the worker gets it out of quarantine."""
+    return f"POST /fleet/workers/{quote(worker.id, safe='')}/release" if worker.state == "quarantined" else None

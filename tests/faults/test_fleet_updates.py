@@ -16,7 +16,7 @@ import pytest
 
 from tests import workers
 from tests.faults.oracle import INIT, UPDATE, by_path, by_steps, first_token, tokens_by_version, watched
-from tests.faults.test_updates import calls, generate, get, post, succeed
+from tests.faults.test_updates import calls, generate, get, go_on, hammered, post, succeed
 from tests.proxy import RunningProxy, headrace, wait_for
 from tests.workers import RunningWorker
 from tests.workers.processes import free_ports
@@ -122,6 +122,17 @@ def test_a_trainer_that_dies_in_its_steps_leaves_what_the_next_update_mends():
         assert are_paused(a, b) == [False, False]
 
 
+def test_a_trainer_that_dies_before_it_resumes_leaves_a_fleet_that_goes_on_with_the_new_weights():
+    settings = f"{SETTINGS}[administration]\nlease = 1.0"
+    with workers.stand_in() as a, workers.stand_in() as b, headrace(a, b, settings=settings) as proxy:
+        succeed(proxy, "/init_weight_transfer_engine", {"init_info": {**INIT, "world_size": 3}})
+        succeed(proxy, "/pause?mode=keep")
+        by_steps(partial(succeed, proxy), "7")
+        assert generate(proxy).status_code == 200
+        assert proxy.states() == {"w0": "ready", "w1": "ready"}
+        assert [worker["policy_version"] for worker in proxy.fleet()] == ["7", "7"]
+
+
 def test_a_worker_that_comes_after_an_update_has_the_weights_before_it_gets_a_call(tmp_path: Path):
     grpc, http = free_ports(2)
     settings = f'{SETTINGS}[administration]\njournal = "{tmp_path}/journal.sqlite"'
@@ -159,7 +170,9 @@ def test_the_terminal_shows_an_update_and_its_end(pair: Pair):
 def test_one_that_refuses_to_pause_leaves_nobody_paused_and_nobody_updated(scripted: Pair):
     proxy, *both = scripted
     both[1].order("script_fail", "pause_generation")
-    response = update(proxy, "7")
+    with hammered(proxy) as count:
+        response = update(proxy, "7")
+        go_on(count)
     assert "update failed on w1: " in response.json()["error"]["message"]
     assert proxy.states() == {"w0": "ready", "w1": "ready"}
     assert are_paused(*both) == [False, False]
@@ -170,12 +183,15 @@ def test_one_that_refuses_to_pause_leaves_nobody_paused_and_nobody_updated(scrip
 def test_who_fails_is_quarantined_and_the_others_go_on_until_the_next_update_mends_it(scripted: Pair):
     proxy, _, b = scripted
     b.order("script_fail", "reload_weights")
-    response = update(proxy, "7")
-    assert response.status_code == 500
-    assert "update failed on w1: " in response.json()["error"]["message"]
-    assert proxy.states() == {"w0": "ready", "w1": "quarantined"}
-    assert generate(proxy).headers["x-headrace-worker"] == "w0"
-    assert update(proxy, "8").status_code == 200
+    with hammered(proxy) as count:
+        response = update(proxy, "7")
+        assert response.status_code == 500
+        assert "update failed on w1: " in response.json()["error"]["message"]
+        assert proxy.states() == {"w0": "ready", "w1": "quarantined"}
+        assert generate(proxy).headers["x-headrace-worker"] == "w0"
+        go_on(count)
+        assert update(proxy, "8").status_code == 200
+        go_on(count)
     assert proxy.states() == {"w0": "ready", "w1": "ready"}
 
 
@@ -183,11 +199,13 @@ def test_who_fails_is_quarantined_and_the_others_go_on_until_the_next_update_men
 def test_who_dies_in_an_update_is_named_and_the_others_go_on(scripted: Pair):
     proxy, a, b = scripted
     b.order("script_stall", "reload_weights", 20.0)
-    id_ = post(proxy, "/fleet/updates", asked("7")).json()["id"]
-    wait_for(lambda: calls(b, "reload_weights"))
-    for pid in b.pids:
-        os.kill(pid, signal.SIGKILL)
-    shown = ended(proxy, id_)
+    with hammered(proxy) as count:
+        id_ = post(proxy, "/fleet/updates", asked("7")).json()["id"]
+        wait_for(lambda: calls(b, "reload_weights"))
+        for pid in b.pids:
+            os.kill(pid, signal.SIGKILL)
+        shown = ended(proxy, id_)
+        go_on(count)
     assert (shown["status"], shown["workers"]["w0"]["status"], shown["workers"]["w1"]["status"]) == ("failed", "done", "failed")
     assert "w1" in shown["error"]
     assert generate(proxy).headers["x-headrace-worker"] == "w0"
@@ -198,9 +216,10 @@ def test_who_dies_in_an_update_is_named_and_the_others_go_on(scripted: Pair):
 def test_what_is_posted_twice_is_done_once(scripted: Pair):
     proxy, *both = scripted
     both[1].order("script_stall", "reload_weights", 1.0)
-    ids = [post(proxy, "/fleet/updates", asked("7")).json()["id"] for _ in range(2)]
-    assert ids[0] == ids[1]
-    assert ended(proxy, ids[0])["status"] == "succeeded"
+    with hammered(proxy):
+        ids = [post(proxy, "/fleet/updates", asked("7")).json()["id"] for _ in range(2)]
+        assert ids[0] == ids[1]
+        assert ended(proxy, ids[0])["status"] == "succeeded"
     assert [len(calls(worker, "reload_weights")) for worker in both] == [1, 1]
 
 

@@ -225,6 +225,17 @@ async def test_a_worker_that_can_not_be_brought_up_to_date_is_quarantined_with_t
         assert fleet.states == ["ready", "ready"]
 
 
+async def test_a_worker_that_failed_and_was_away_is_tried_again():
+    async with fleet_of() as fleet:
+        fleet.engines[1].fails["update"] = [broken("the connection broke")]
+        await fleet.update("8")
+        assert fleet.states == ["ready", "quarantined"]
+        fleet.leave(fleet.workers[1])
+        fleet.come(fleet.workers[1])
+        await wait_all_tasks_blocked()
+        assert (fleet.states, [engine.version for engine in fleet.engines]) == (["ready", "ready"], ["8", "8"])
+
+
 async def test_who_was_quarantined_by_hand_stays_so():
     async with fleet_of() as fleet:
         await fleet.update("8")
