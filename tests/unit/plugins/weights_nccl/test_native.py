@@ -70,15 +70,21 @@ async def test_all_are_in_their_update_at_the_same_time():
         assert update.failure is None
 
 
-async def test_who_fails_in_the_middle_is_quarantined_until_a_whole_update():
+async def test_who_fails_in_the_middle_is_quarantined_and_its_rest_cleared_away_before_a_whole_update():
     async with administered(transports=[NativeTransport()]) as fleet:
         fleet.engines[1].fails["update"] = [broken("NCCL error")]
         update = ask(fleet, update_info=UPDATE)
         await update.done.wait()
         assert str(update.failure) == "update failed on w1: NCCL error. Quarantined; the other workers go on"
         assert fleet.states == ["ready", "quarantined"]
+        for engine in fleet.engines:
+            engine.asked.clear()
         await ask(fleet, update_info=UPDATE).done.wait()
         assert fleet.states == ["ready", "ready"]
+        whole = ["start", "update", "finish", "label", "resume"]
+        assert [engine.asked[-7:] for engine in fleet.engines] == [["pause", *whole], ["start", "finish", *whole]]
+        await ask(fleet, update_info=UPDATE).done.wait()
+        assert fleet.engines[1].asked[-6:] == ["pause", *whole]
 
 
 @pytest.mark.parametrize(
