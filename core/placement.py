@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 from core.call import Call
+from core.candidates import PARTIAL, Candidates, CandidatesByKind, has_rank, serves, serves_model
 from core.errors import BadRequest, CallError, NotFound, NoWorker
 from core.fleet.fleet import Fleet
 from core.fleet.worker import Worker
@@ -17,8 +18,6 @@ from core.wire.needs import explain
 
 #: States that end by themselves, or by a trainer's next call: whoever waits will be served.
 _HELD = frozenset({"paused", "updating"})
-#: Roles of workers that do a part of a call, for whoever asks them for it.
-_PARTIAL = frozenset({"prefill", "encode"})
 
 
 class Placement(Struct, frozen=True):
@@ -44,6 +43,7 @@ class Placer:
     def __init__(self, registry: Registry, fleet: Fleet, routing: Routing) -> None:
         self._registry = registry
         self._fleet = fleet
+        self._candidates = CandidatesByKind(fleet)
         self.routing = routing
 
     def paused(self, worker: Worker) -> None:
@@ -60,10 +60,9 @@ class Placer:
 
     def would_wait(self, call: Call, tried: Mapping[Worker, str]) -> bool:
         """Whether the call would wait at the gate."""
-        late = self._behind(call)
-        if any(w not in tried and w not in late and _serves(w, call) for w in self._fleet.ready):
+        if self._left(call, tried).workers:
             return False
-        return any(w.state in _HELD and w not in tried and _serves(w, call) for w in self._fleet.workers.values())
+        return any(w.state in _HELD and w not in tried and serves(w, call) for w in self._fleet.workers.values())
 
     def demand(self, call: Call, tried: Mapping[Worker, str]) -> None:
         """Check that a worker is there that `place` could choose from. Raises as it does when none is."""
@@ -75,19 +74,21 @@ class Placer:
         Raises: `NotFound` for a model that the fleet doesn't serve, `BadRequest` when no worker's wire carries what the call needs, the
         model must be named, or no worker has the rank that was asked for, `NoWorker` when nobody is ready, `PluginFault`.
         """
-        lanes = self._lanes(call, self._ready(call, tried))
-        choice = self._choose(call, tuple(lanes))
-        lane = lanes[choice.worker]
+        ready = self._ready(call, tried)
+        if not ready.lanes:
+            missing = call.needs - frozenset[str]().union(*(lane.can for w in ready.workers for lane in w.lanes)) or call.needs
+            raise BadRequest(f"no worker can serve {explain(missing)}", param=min(missing))
+        choice = self._choose(call, tuple(ready.lanes))
+        lane = ready.lanes[choice.worker]
         return Placement(choice, lane if choice.rank is None else lane.at_rank(choice.rank))
 
     def place_relayed(self, call: Call, tried: Mapping[Worker, str]) -> Choice:
         """Choose a worker with an HTTP server, for a call that goes there as it is. Raises as `place` does."""
-        return self._choose(call, tuple(self._ready(call, tried)))
+        return self._choose(call, self._ready(call, tried).workers)
 
     def has_other(self, call: Call, tried: Mapping[Worker, str], worker: Worker) -> bool:
         """Whether a worker is ready that might take the call after `worker`."""
-        late = self._behind(call)
-        return any(w is not worker and w not in tried and w not in late and _serves(w, call) for w in self._fleet.ready)
+        return any(other is not worker for other in self._left(call, tried).workers)
 
     def obstacles(self, call: Call) -> dict[Worker, str]:
         """The workers that can't take the call, each with why in words, as far as plugins have no say in it."""
@@ -100,30 +101,29 @@ class Placer:
 
     def _behind(self, call: Call) -> Mapping[Worker, str]:
         lag = self.routing.settings.max_version_lag
-        return {} if lag is None else behind((w for w in self._fleet.workers.values() if _serves_model(w, call)), lag)
+        return {} if lag is None else behind((w for w in self._fleet.workers.values() if serves_model(w, call)), lag)
 
     def _choose(self, call: Call, candidates: tuple[Worker, ...]) -> Choice:
         return self.routing.choose(call, self._eligible(call, candidates))
 
-    def _ready(self, call: Call, tried: Mapping[Worker, str]) -> list[Worker]:
-        ready = [w for w in self._fleet.ready if w not in tried and _serves(w, call)]
-        if late := self._behind(call):
-            ready = [w for w in ready if w not in late]
-        if not ready:
+    def _ready(self, call: Call, tried: Mapping[Worker, str]) -> Candidates:
+        """At least one worker, and all of one model."""
+        ready = self._left(call, tried)
+        if not ready.workers:
             raise self._nobody(call, tried)
-        if not call.model and len(names := {w.models[0] for w in ready}) > 1:
-            raise BadRequest(f"model: the fleet serves {', '.join(sorted(names))}; name one", param="model")
+        if not call.model and len(ready.models) > 1:
+            raise BadRequest(f"model: the fleet serves {', '.join(sorted(ready.models))}; name one", param="model")
         return ready
 
-    def _lanes(self, call: Call, ready: list[Worker]) -> dict[Worker, Lane]:
-        lanes = {w: lane for w in ready if (lane := w.lane_for(call.needs))}
-        if not lanes:
-            missing = call.needs - frozenset[str]().union(*(lane.can for w in ready for lane in w.lanes)) or call.needs
-            raise BadRequest(f"no worker can serve {explain(missing)}", param=min(missing))
-        return lanes
+    def _left(self, call: Call, tried: Mapping[Worker, str]) -> Candidates:
+        """The candidates but those that were tried or are behind."""
+        candidates, late = self._candidates.of(call), self._behind(call)
+        return candidates.without({*tried, *late}) if tried or late else candidates
 
     def _eligible(self, call: Call, workers: tuple[Worker, ...]) -> Sequence[Worker]:
         answers: list[Sequence[Worker]] = self._registry.call("eligible_workers", call=call, workers=workers)
+        if not answers:
+            return workers
         allowed = [frozenset(answer) for answer in answers]
         kept = tuple(w for w in workers if all(w in some for some in allowed))
         if not kept:
@@ -134,10 +134,10 @@ class Placer:
         known = {name for w in self._fleet.workers.values() for name in w.models}
         if call.model and known and call.model not in known:
             return NotFound(f"The model `{call.model}` does not exist. The fleet serves {', '.join(sorted(known))}.", param="model")
-        serving = [w for w in self._fleet.workers.values() if _serves_model(w, call)]
+        serving = [w for w in self._fleet.workers.values() if serves_model(w, call)]
         if call.relayed and serving and all(w.http is None for w in serving):
             return CallError(501, "no worker has an HTTP server, which this route is relayed to: give one `http` in headrace.toml")
-        if (rank := call.data_parallel_rank) is not None and serving and not any(_has_rank(w, rank) for w in serving):
+        if (rank := call.data_parallel_rank) is not None and serving and not any(has_rank(w, rank) for w in serving):
             ranks = ", ".join(map(str, sorted({rank for w in serving if w.info for rank in w.info.ranks}))) or "none yet"
             name = "x-data-parallel-rank"
             return BadRequest(f"{name}: there is no rank {rank} on any worker; there are {ranks}", param=name)
@@ -149,36 +149,18 @@ class Placer:
         return NoWorker(f"no worker is ready: {', '.join(f'{w.id} {why}' for w, why in obstacles.items()) or 'the fleet is empty'}")
 
 
-def _serves(worker: Worker, call: Call) -> bool:
-    return (
-        (not call.model or call.model in worker.models)
-        and (worker.role not in _PARTIAL if call.role is None else worker.role == call.role)
-        and (worker.http is not None or not call.relayed)
-        and (call.data_parallel_rank is None or _has_rank(worker, call.data_parallel_rank))
-    )
-
-
 def _obstacle(worker: Worker, call: Call) -> str:
     """Why the worker can't take the call, in words; empty when it can."""
     if worker.state != "ready":
         return f"is {worker.state} ({worker.reason})"
-    if not _serves_model(worker, call):
+    if not serves_model(worker, call):
         return f"serves {', '.join(worker.models)}"
-    if call.role is None and worker.role in _PARTIAL:
+    if call.role is None and worker.role in PARTIAL:
         return f"is for {worker.role} only"
     if call.role and worker.role != call.role:
         return f"is {worker.role}, and the call wants {call.role}"
     if call.relayed and worker.http is None:
         return "has no HTTP server"
-    if call.data_parallel_rank is not None and not _has_rank(worker, call.data_parallel_rank):
+    if call.data_parallel_rank is not None and not has_rank(worker, call.data_parallel_rank):
         return f"has no rank {call.data_parallel_rank}"
     return ""
-
-
-def _serves_model(worker: Worker, call: Call) -> bool:
-    return not call.model or call.model in worker.models
-
-
-def _has_rank(worker: Worker, rank: int) -> bool:
-    """Whether it has that data-parallel rank, or may have it: a worker without gRPC doesn't tell its ranks."""
-    return worker.settings.grpc is None or (worker.info is not None and rank in worker.info.ranks)
