@@ -13,7 +13,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from core.errors import BadRequest, CallError
 from core.fleet.worker import WorkerInfo
-from core.hookspecs import hookimpl
+from core.hookspecs import Choice, hookimpl
 from core.northbound.relay import Relay, parse_relayed
 from core.routes import Exchange, Routes
 from tests.unit.core.lanes import ScriptedLane
@@ -548,3 +548,27 @@ async def test_a_path_is_served_once():
     for add in (routes.add, routes.add_streamed):
         with pytest.raises(ValueError, match="POST /v1/completions is served already"):
             add("POST", PATH, handler)
+
+
+class LastRank:
+    @hookimpl
+    def choose_worker(self, workers) -> Choice:
+        return Choice(workers[0], "last rank", workers[0].info.ranks[-1])
+
+
+@pytest.mark.parametrize(("headers", "rank"), [({}, "1"), ({"x-data-parallel-rank": "0"}, "0")])
+async def test_the_rank_that_a_policy_or_the_client_chooses_is_sent_once(headers, rank):
+    upstream = Upstream([OK])
+    async with relaying(upstream, plugins=[LastRank()], policies=["p0"]) as rig:
+        [worker] = rig.workers
+        assert worker.info
+        worker.info = msgspec.structs.replace(worker.info, ranks=(0, 1))
+        await Asking(headers=headers).ask(rig)
+    [request] = upstream.requests
+    assert request.values("x-data-parallel-rank") == [rank]
+
+
+async def test_a_rank_that_is_none_is_refused_for_a_relayed_call_too():
+    async with relaying(Upstream([OK])) as rig:
+        asking = await Asking(headers={"x-data-parallel-rank": "one"}).ask(rig)
+    assert (asking.status, asking.json["error"]["param"]) == (400, "x-data-parallel-rank")
