@@ -4,7 +4,6 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import shake_128
-from itertools import chain
 
 import trio
 from msgspec import Struct
@@ -118,11 +117,11 @@ def _worker(engine: SimulatedEngine, model: EngineModel) -> Worker:
 
 def _tokens(turn: Turn, block_size: int) -> list[int]:
     """Token ids that are equal where the blocks are; what fills no block is of this turn alone."""
-    tokens = list(chain.from_iterable(_block_tokens(block, block_size) for block in turn.blocks))[: turn.prompt_tokens]
-    missing = turn.prompt_tokens - len(tokens)
-    return tokens + list(_block_tokens(hash(turn.session), missing)) if missing else tokens
+    content = b"".join([_content(block, 4 * block_size) for block in turn.blocks])[: 4 * turn.prompt_tokens]
+    tail = shake_128(turn.session.encode()).digest(4 * turn.prompt_tokens - len(content))
+    return array("I", content + tail).tolist()
 
 
 @lru_cache(maxsize=1 << 16)
-def _block_tokens(block: int, size: int) -> "array[int]":
-    return array("I", shake_128(b"%d" % block).digest(4 * size))
+def _content(block: int, size: int) -> bytes:
+    return shake_128(b"%d" % block).digest(size)
