@@ -13,6 +13,7 @@ A new one inherits from `Publisher`, asks for an update with `self._ask(…)`, a
 that waits for the workers: that is how it hears that a worker, or headrace, has failed, instead of waiting for ever.
 """
 
+import contextlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -41,7 +42,7 @@ class PublishFailed(Exception):
 
 
 class Publisher(ABC):
-    """Publishes to the headrace at `url`; where its fleet serves several models, to the workers of `model`.
+    """Publishes to the headrace at `url`: to the workers of `model` where its fleet serves several, or to those of a `cohort`.
 
     `mode` is what becomes of calls in flight: `keep` freezes them, `wait` lets them finish before, `abort` ends them. With `clear_cache`
     the workers forget cached prefixes, which earlier weights have computed; calls with a salt for each version don't need that. `patience`
@@ -58,20 +59,16 @@ class Publisher(ABC):
         url: str,
         *,
         model: str = "",
+        cohort: str = "",
         mode: Literal["keep", "wait", "abort"] = "keep",
         clear_cache: bool = False,
         patience: float = 30.0,
     ) -> None:
         self._headrace = httpx.Client(base_url=url, timeout=_ANSWER)
-        #: For the routes that concern all workers.
-        self._workers = {"model": model} if model else {}
         #: What every update of this publisher has in common.
-        self._fixed: dict[str, Any] = {
-            "transport": self.transport,
-            "mode": mode,
-            "clear_cache": clear_cache,
-            **self._workers,
-        }
+        self._fixed: dict[str, Any] = {"transport": self.transport, "mode": mode, "clear_cache": clear_cache}
+        #: Says in every request which workers are meant.
+        self._workers = {name: value for name, value in (("model", model), ("cohort", cohort)) if value}
         self._patience = patience
 
     @abstractmethod
@@ -93,9 +90,15 @@ class Publisher(ABC):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _tell_workers(self, method: str, seconds: float) -> None:
+        """Call a method of every worker's, should that be possible at once: for what is polite and not necessary."""
+        path = f"/cohorts/{cohort}/collective_rpc" if (cohort := self._workers.get("cohort")) else "/collective_rpc"
+        with contextlib.suppress(httpx.HTTPError):
+            self._headrace.post(path, json={"method": method}, params={"model": self._workers.get("model", "")}, timeout=seconds)
+
     def _ask(self, version: str | int, **options: Any) -> "Update":
         """Ask headrace for an update; it begins at once. `options` are the transport's own. Raises: `PublishFailed`."""
-        return Update(self._headrace, self._patience, {"version": str(version), **self._fixed, **options})
+        return Update(self._headrace, self._patience, {"version": str(version), **self._fixed, **self._workers, **options})
 
 
 class Update:

@@ -67,6 +67,8 @@ class FilesystemTransport:
         self._markers = settings.markers
         self._marker_timeout = settings.marker_timeout
         self._method: Loader = settings.method
+        #: Processes, by worker and instance, in which a load began that has not ended well.
+        self._torn: set[tuple[str, str]] = set()
 
     def parse(self, options: Mapping[str, Any]) -> Written:
         """See `core.WeightTransport`."""
@@ -79,9 +81,16 @@ class FilesystemTransport:
         """See `core.WeightTransport`. Waits for a marker."""
         await self._checkpoints.wait(update.options.path, self._markers, self._marker_timeout)
 
-    async def apply(self, update: WeightUpdate, member: Member, control: WorkerControl) -> None:  # noqa: ARG002 - all members get the same
+    async def apply(self, update: WeightUpdate, member: Member, control: WorkerControl) -> None:
         """See `core.WeightTransport`. No deadline: how long a checkpoint takes depends on its size, and on the file system."""
         written: Written = update.options
         method = written.method or self._method
         arguments = {"kwargs": {"weights_path": written.path}} if method == "reload_weights" else {"args": [written.path]}
+        process = (member.id, member.instance)
+        if process in self._torn:
+            # What a load that broke off has left in an incomplete layer, vLLM 0.31 takes for a part of the next one: only the one after
+            # that is right.
+            await control.collective_rpc({"method": method, **arguments})
+        self._torn.add(process)
         await control.collective_rpc({"method": method, **arguments})
+        self._torn.discard(process)

@@ -3,7 +3,6 @@
 # pyright: reportMissingImports=false
 # What is missing from this project's environment is in the trainer's.
 
-import contextlib
 import json
 import secrets
 import socket
@@ -13,7 +12,6 @@ from datetime import timedelta
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-import httpx
 import torch
 from torch import Tensor
 from torch.distributed import TCPStore
@@ -88,9 +86,7 @@ class BroadcastPublisher(Publisher):
     def close(self) -> None:
         """See `Publisher`."""
         if self._group:
-            # The workers' memory for it; the next trainer's group would free it, too.
-            with contextlib.suppress(httpx.HTTPError):
-                self._headrace.post("/collective_rpc", json={"method": "leave_broadcast"}, params=self._workers, timeout=_LEAVE)
+            self._tell_workers("leave_broadcast", _LEAVE)  # for their memory; the next trainer's group would free it, too
         self._group = None
         super().close()
 

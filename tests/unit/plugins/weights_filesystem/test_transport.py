@@ -168,6 +168,17 @@ async def test_a_worker_that_cannot_load_it_is_quarantined_and_the_others_go_on(
         assert fleet.states == ["quarantined", "ready"]
 
 
+async def test_a_worker_whose_load_broke_off_loads_the_next_checkpoint_twice_and_the_one_after_once(tmp_path: Path):
+    async with administered(1, transports=[transport(tmp_path)]) as fleet:
+        error = {"error": {"message": "no space", "type": "server_error", "param": None, "code": 500}}
+        answers = [httpx.Response(500, json=error), *(httpx.Response(200, json={"results": [None]}) for _ in range(3))]
+        asked = serve_http(fleet.workers[0], lambda number: answers[number - 1])
+        for _ in range(3):
+            await updated(fleet, write(tmp_path / "step_7"))
+        assert len(asked) == 4
+        assert fleet.states == ["ready"]
+
+
 @pytest.mark.parametrize(
     ("options", "param"),
     [
