@@ -19,6 +19,8 @@ from plugins.routing_kv.scoring import Match, Scorer, Weights
 from plugins.routing_kv.sources import SourceSettings
 
 _NAME: Final = "kv"
+#: How much each output changes what the next one is expected to have: the last fifty count.
+_LEARNING: Final = 0.02
 Share = Annotated[float, Meta(ge=0, le=1)]
 
 
@@ -27,15 +29,16 @@ class Settings(PluginSettings, frozen=True):
 
     #: What a token that a place has to compute for others costs, where one of the call's own costs 1. More of it balances better, less of
     #: it finds more cached.
-    load_weight: Annotated[float, Meta(ge=0)] = 0.1
-    #: So many output tokens are expected of a call; fewer if its max_tokens says so.
+    load_weight: Annotated[float, Meta(ge=0)] = 0.4
+    #: So many output tokens are expected of a call at first, then the mean of the last ones; fewer if its max_tokens says so.
     output_tokens: Annotated[int, Meta(ge=0)] = 512
     #: What a cached token is worth that lies in the worker's CPU memory, or in storage; in the GPU's memory it is 1.
     cpu_weight: Share = 0.75
     storage_weight: Share = 0.25
     #: For how long, in seconds, a worker without events is believed to have what was sent there; up to twice as long.
     believe_seconds: Annotated[float, Meta(gt=0)] = 120.0
-    #: At most so many blocks are in the index, counted once for each worker that has them; what comes on top is not.
+    #: At most so many blocks are in the index, counted once for each worker that has them; what comes on top is not. Of what was sent, at
+    #: most an eighth of that is remembered.
     max_blocks: Annotated[int, Meta(ge=1)] = 8_000_000
     #: Tokens in a block of a worker that doesn't say it: one without gRPC and without events.
     block_size: Annotated[int, Meta(ge=1)] = 16
@@ -66,6 +69,8 @@ class KV:
         self._hits = Hits()
         self._attempts: dict[int, _Attempt] = {}
         self._turn = 0
+        #: What an output is expected to have, in tokens.
+        self._output = float(settings.output_tokens)
         #: The last choice, which `attempt_started` needn't work out again.
         self._last: tuple[Call, Match] | None = None
 
@@ -85,8 +90,8 @@ class KV:
         match = self._match(call, choice)
         place, prompt = match.place, match.prompt
         sampling = call.sampling
-        output = min(sampling.max_tokens or self._settings.output_tokens, self._settings.output_tokens)
-        attempt = _Attempt(choice, place, int(match.tokens) + output * (sampling.n or 1))
+        output = min(sampling.max_tokens or self._output, self._output) * (sampling.n or 1)
+        attempt = _Attempt(choice, place, int(match.tokens + output))
         self._attempts[id(choice)] = attempt
         place.load += attempt.load
         place.calls += 1
@@ -100,8 +105,10 @@ class KV:
             self._caches.believed.note(prompt.reach(prompt.length), place.believed_bit)
 
     @hookimpl
-    def attempt_ended(self, choice: Choice) -> None:
+    def attempt_ended(self, call: Call, choice: Choice, output_tokens: int) -> None:
         """See `core.hookspecs`."""
+        if output_tokens:
+            self._output += _LEARNING * (output_tokens / (call.sampling.n or 1) - self._output)
         if attempt := self._attempts.pop(id(choice), None):
             attempt.place.load -= attempt.load
             attempt.place.calls -= 1
@@ -136,8 +143,9 @@ class KV:
         for worker in workers:
             own = self._places.of(worker)
             places += own if wanted is None or len(own) == 1 else (self._places.at(worker, wanted),)
-        for place in places:
-            place.renew()
+        if self._caches.believed.tables():
+            for place in places:
+                place.renew()
         return places
 
     def _match(self, call: Call, choice: Choice) -> Match:

@@ -19,8 +19,8 @@ log = structlog.stdlib.get_logger()
 
 #: Seconds after which a worker is asked again for its sources when it doesn't answer: first, and at most.
 _RETRY = (1.0, 30.0)
-#: Blocks that are swept before others get a turn: about a millisecond.
-_SWEEP = 1_000
+#: Blocks that are swept before others get a turn: about half a millisecond.
+_SWEEP = 500
 
 
 class Followers:
@@ -50,9 +50,8 @@ class Followers:
         """A worker is gone."""
         if scope := self._present.pop(worker, None):
             scope.cancel()
-        for place in self._places.of(worker):
+        for place in self._places.forget(worker):
             self.subscriptions.pop(place, None)
-        self._places.forget(worker)
 
     async def run(self) -> None:
         """Follow until cancelled."""

@@ -13,13 +13,13 @@ from plugins.routing_kv.index import SHARDS, Holders, each_bit
 _STRIDE: Final = 128
 
 
-def depths(prompt: Prompt, tables: Sequence[Holders], bits: int) -> dict[int, int]:
-    """How many of the first blocks each holder (bit) has, in one of the tables; those that lack the first may be left out."""
+def depths(prompt: Prompt, tables: Sequence[Holders]) -> dict[int, int]:
+    """How many of the first blocks each holder (bit) has, in one of the tables; nothing of those that lack the first."""
     found: dict[int, int] = {}
-    if not tables:
+    if not tables or not (bits := _having(prompt, 1, tables)):
         return found
     first, others = tables[0], tables[1:]
-    depth = 0
+    depth = 1
     while bits and depth < prompt.length:
         for name in prompt.reach(depth + _STRIDE)[depth:]:
             have = first[name % SHARDS].get(name, 0)
@@ -27,7 +27,7 @@ def depths(prompt: Prompt, tables: Sequence[Holders], bits: int) -> dict[int, in
                 have |= table[name % SHARDS].get(name, 0)
             have &= bits
             if have != bits:
-                lost = bits ^ have if depth else 0
+                lost = bits ^ have
                 while lost:  # `each_bit`, without the generator
                     bit = lost & -lost
                     found[bit] = depth
@@ -40,39 +40,44 @@ def depths(prompt: Prompt, tables: Sequence[Holders], bits: int) -> dict[int, in
     return found
 
 
-def closed_depths(prompt: Prompt, tables: Sequence[Holders], bits: int) -> dict[int, int]:
+def closed_depths(prompt: Prompt, tables: Sequence[Holders]) -> dict[int, int]:
     """The same where whoever has a block has all before it, too: so a few looks are enough. It is so with what was sent."""
     found: dict[int, int] = {}
-
-    def having(depth: int, bits: int) -> int:
-        """Who has so many."""
-        name = prompt.reach(depth)[depth - 1]
-        have = 0
-        for table in tables:
-            have |= table[name % SHARDS].get(name, 0)
-        return have & bits
+    if not tables or not (bits := _having(prompt, 1, tables)):
+        return found
 
     def part(low: int, high: int, bits: int) -> None:
         """Find the depths of those that have at least `low`, and at most `high`."""
         if low == high:
-            found.update(dict.fromkeys(each_bit(bits if low else 0), low))
+            found.update(dict.fromkeys(each_bit(bits), low))
             return
         middle = (low + high + 1) // 2
-        have = having(middle, bits)
+        have = _having(prompt, middle, tables) & bits
         if have:
             part(middle, high, have)
         if have != bits:
             part(low, middle - 1, bits ^ have)
 
-    low, step = 0, 1
-    while bits and tables and low < prompt.length:
+    low, step = 1, 1
+    while bits and low < prompt.length:
         high = min(low + step, prompt.length)
-        have = having(high, bits)
+        have = _having(prompt, high, tables) & bits
         if have != bits:
             part(low, high - 1, bits ^ have)
         bits, low, step = have, high, 2 * step
-    found.update(dict.fromkeys(each_bit(bits if low else 0), low))
+    found.update(dict.fromkeys(each_bit(bits), low))
     return found
+
+
+def _having(prompt: Prompt, depth: int, tables: Sequence[Holders]) -> int:
+    """Who has the block at this depth, counted from 1."""
+    if depth > prompt.length:
+        return 0
+    name = prompt.reach(depth)[depth - 1]
+    have = 0
+    for table in tables:
+        have |= table[name % SHARDS].get(name, 0)
+    return have
 
 
 def counts(prompt: Prompt, tables: Sequence[Holders], limits: Mapping[int, int]) -> dict[int, int]:

@@ -10,6 +10,8 @@ from plugins.routing_kv.predictions import Predictions
 
 #: Of these, the prompts that are on their way; a rank tells within moments what it has computed.
 _SOON_SECONDS: Final = 5.0
+#: What was sent takes as many blocks as the index at most, divided by this.
+_GUESSED: Final = 8
 
 
 class Place:
@@ -53,8 +55,8 @@ class Caches:
 
     def __init__(self, *, most: int, believe_seconds: float, clock: Callable[[], float]) -> None:
         self.index = Index(most)
-        self.soon = Predictions(_SOON_SECONDS, most, clock)
-        self.believed = Predictions(believe_seconds, most, clock)
+        self.soon = Predictions(_SOON_SECONDS, most // _GUESSED, clock)
+        self.believed = Predictions(believe_seconds, most // _GUESSED, clock)
 
 
 class Places:
@@ -79,10 +81,12 @@ class Places:
         places = self.of(worker)
         return next((place for place in places if place.rank == rank), places[0])
 
-    def forget(self, worker: Worker) -> None:
-        """The worker is gone, and its cache with it."""
-        for place in self._by_worker.pop(worker, ()):
+    def forget(self, worker: Worker) -> tuple[Place, ...]:
+        """The worker is gone, and its cache with it; returns the places that it had."""
+        places = self._by_worker.pop(worker, ())
+        for place in places:
             place.close()
+        return places
 
     def __iter__(self) -> Iterator[Place]:
         for places in self._by_worker.values():

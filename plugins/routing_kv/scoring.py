@@ -4,9 +4,7 @@ The cost of a place, in tokens, is what it would have to compute of the prompt, 
 in the engine's own memory saves all of its tokens, one that has to be fetched a part of them.
 """
 
-import functools
 import math
-import operator
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -54,18 +52,20 @@ class Scorer:
         return min(ranked, key=lambda one: one[1])[0]
 
     def _best(self, call: Call, prompt: Prompt, places: Sequence[Place]) -> tuple[Match, tuple[float, int, int]]:
-        holders = [place.feed.holder.bit for place in places]
-        cached, saved = self._cached(prompt, holders)
-        soon = closed_depths(prompt, self._caches.soon.tables(), _together([place.soon_bit for place in places]))
-        believed = closed_depths(prompt, self._caches.believed.tables(), _together([place.believed_bit for place in places]))
+        cached, saved = self._cached(prompt)
+        soon = closed_depths(prompt, self._caches.soon.tables())
+        believed = closed_depths(prompt, self._caches.believed.tables())
+        # Of those that have nothing of it, only the least loaded can be the best.
+        candidates = [min(places, key=_load)]
+        if cached or soon or believed:
+            candidates += [p for p in places if p.feed.holder.bit in cached or p.soon_bit in soon or p.believed_bit in believed]
         length, size, weight = len(call.token_ids), prompt.block_size, self._weights.load
         least = math.inf, 0, 0
-        best = places[0], 0, False, 0.0
-        for place, bit in zip(places, holders, strict=True):
+        best = candidates[0], 0, False, 0.0
+        for place in candidates:
+            bit = place.feed.holder.bit
             blocks = cached.get(bit, 0)
-            guess = soon.get(place.soon_bit, 0) if soon else 0
-            if believed:
-                guess = max(guess, believed.get(place.believed_bit, 0))
+            guess = max(soon.get(place.soon_bit, 0), believed.get(place.believed_bit, 0))
             left = length - size * (guess if guess > blocks else saved.get(bit, 0))
             cost = left + weight * place.load
             if cost <= least[0] and (rank := (cost, place.load, place.calls)) < least:
@@ -73,10 +73,10 @@ class Scorer:
         place, blocks, guessed, left = best
         return Match(place, prompt, blocks, guessed, left), least
 
-    def _cached(self, prompt: Prompt, bits: list[int]) -> tuple[dict[int, int], dict[int, float] | dict[int, int]]:
+    def _cached(self, prompt: Prompt) -> tuple[dict[int, int], dict[int, float] | dict[int, int]]:
         """By holder: the leading blocks that it has in any medium, and how many blocks' tokens that saves."""
         holders = {medium: tables for medium, tables in self._caches.index.holders.items() if any(tables)}
-        cached = depths(prompt, list(holders.values()), _together(bits))
+        cached = depths(prompt, list(holders.values()))
         if not cached or not holders.keys() - {"GPU"}:
             return cached, cached
         in_gpu = counts(prompt, [tables for medium, tables in holders.items() if medium == "GPU"], cached)
@@ -86,5 +86,5 @@ class Scorer:
         return cached, saved
 
 
-def _together(bits: list[int]) -> int:
-    return functools.reduce(operator.or_, bits)
+def _load(place: Place) -> tuple[int, int]:
+    return place.load, place.calls

@@ -1,5 +1,6 @@
 """One walk for all holders finds what a look at each of them would."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,40 +25,39 @@ def tables_of(prompt: Prompt, held: list[int]):
     return table
 
 
-@given(holdings, holdings, st.integers(0, ALL))
-def test_a_walk_is_a_look_at_each_holder(gpu, cpu, asked):
+def nonzero(depths: dict[int, int]) -> dict[int, int]:
+    return {bit: depth for bit, depth in depths.items() if depth}
+
+
+@given(holdings, holdings)
+def test_a_walk_is_a_look_at_each_holder(gpu, cpu):
     prompt = Prompt(call_of(range(LENGTH)), 1)
     tables = [tables_of(prompt, gpu), tables_of(prompt, cpu)]
     union = [one | other for one, other in zip(gpu, cpu, strict=True)]
     fresh = Prompt(call_of(range(LENGTH)), 1)
     for held, looked_in in ((gpu, tables[:1]), (union, tables)):
-        found = depths(fresh, looked_in, asked)
-        expected = {bit: next((i for i, bits in enumerate(held) if not bits & bit), LENGTH) for bit in (1, 2, 4, 8) if asked & bit}
-        assert {bit: depth for bit, depth in found.items() if depth} == {bit: depth for bit, depth in expected.items() if depth}
-    found = depths(fresh, tables, asked)
+        expected = {bit: next((i for i, bits in enumerate(held) if not bits & bit), LENGTH) for bit in (1, 2, 4, 8)}
+        assert depths(fresh, looked_in) == nonzero(expected)
+    found = depths(fresh, tables)
     in_gpu = counts(fresh, tables[:1], found)
     assert in_gpu == {bit: sum(bool(bits & bit) for bits in gpu[:depth]) for bit, depth in found.items()}
 
 
-@given(
-    st.lists(st.integers(0, LENGTH), min_size=4, max_size=4), st.lists(st.integers(0, LENGTH), min_size=4, max_size=4), st.integers(0, ALL)
-)
-def test_a_few_looks_find_as_much_where_nobody_has_gaps(young, old, asked):
+reaches = st.lists(st.integers(0, LENGTH), min_size=4, max_size=4)
+
+
+@given(reaches, reaches)
+def test_a_few_looks_find_as_much_where_nobody_has_gaps(young, old):
     prompt = Prompt(call_of(range(LENGTH)), 1)
-    tables = [
-        tables_of(prompt, [sum(1 << i for i in range(4) if depth < reached[i]) for depth in range(LENGTH)]) for reached in (young, old)
-    ]
-    fresh = Prompt(call_of(range(LENGTH)), 1)
-    expected = {1 << i: max(young[i], old[i]) for i in range(4) if asked & 1 << i}
-    found = closed_depths(fresh, tables, asked)
-    assert {bit: depth for bit, depth in found.items() if depth} == {bit: depth for bit, depth in expected.items() if depth}
-    assert closed_depths(fresh, [], asked) == {}
+    held = [[sum(1 << i for i in range(4) if depth < reached[i]) for depth in range(LENGTH)] for reached in (young, old)]
+    tables = [tables_of(prompt, one) for one in held]
+    expected = {1 << i: max(young[i], old[i]) for i in range(4)}
+    assert closed_depths(Prompt(call_of(range(LENGTH)), 1), tables) == nonzero(expected)
 
 
-def test_a_walk_goes_no_further_than_somebody_follows():
+@pytest.mark.parametrize("find", [depths, closed_depths])
+def test_a_walk_goes_no_further_than_somebody_follows(find):
     prompt = Prompt(call_of(range(10_000)), 1)
-    assert not any(depths(prompt, [[{} for _ in range(SHARDS)]], ALL).values())
-    assert len(prompt.names) < LENGTH
-    assert not any(closed_depths(prompt, [[{} for _ in range(SHARDS)]], ALL).values())
-    assert len(prompt.names) < LENGTH
-    assert depths(prompt, [], ALL) == {}
+    assert find(prompt, [[{} for _ in range(SHARDS)]]) == find(prompt, []) == {}
+    assert len(prompt.names) == 1
+    assert find(Prompt(call_of([]), 1), [[{} for _ in range(SHARDS)]]) == {}

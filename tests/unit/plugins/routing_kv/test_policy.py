@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 from prometheus_client import CollectorRegistry
 
-from core import Choice, Worker, WorkerInfo, WorkerSettings
+from core import Call, Choice, Worker, WorkerInfo, WorkerSettings
 from plugins.routing_kv import KV, Settings
 from plugins.routing_kv.events import Cleared, EngineHash, Removed, Stored
 from tests.unit.plugins.routing_kv.prompts import BLOCK, call_of, stored
@@ -27,6 +27,7 @@ class Bed:
     def __init__(self, *workers: Worker, **settings) -> None:
         self.now = time.monotonic()
         self.kv = KV(Settings(**settings), clock=lambda: self.now)
+        self.calls: dict[int, Call] = {}
         self.workers = list(workers) or [worker_of("a"), worker_of("b"), worker_of("c")]
         for worker in self.workers:
             self.kv.worker_joined(worker)
@@ -44,11 +45,12 @@ class Bed:
     def start(self, call) -> Choice:
         choice = self.choose(call)
         self.kv.attempt_started(call, choice)
+        self.calls[id(choice)] = call
         return choice
 
-    def end(self, *choices: Choice) -> None:
+    def end(self, *choices: Choice, output_tokens: int = 0) -> None:
         for choice in choices:
-            self.kv.attempt_ended(choice)
+            self.kv.attempt_ended(self.calls[id(choice)], choice, output_tokens)
 
     def answer(self, call) -> str:
         """Where the call goes and why, all of it."""
@@ -116,6 +118,23 @@ def test_load_is_what_the_attempts_that_run_have_to_compute():
     assert (place.load, place.calls) == (2 * (2 + 3 * 8), 2)
     bed.end(*choices, choices[0])
     assert (place.load, place.calls) == (0, 0)
+
+
+def test_an_output_is_expected_to_be_as_long_as_the_last_ones():
+    bed = Bed(output_tokens=100)
+    call = call_of([1, 2])
+    call.sampling.max_tokens = None
+    call.sampling.n = 2
+    place = bed.kv._places.of(bed.start(call).worker)[0]
+    assert place.load == 2 + 2 * 100
+    for _ in range(500):
+        bed.end(bed.start(call), output_tokens=2 * 20)
+    place = bed.kv._places.of((choice := bed.start(call)).worker)[0]
+    before = place.load
+    bed.end(choice)
+    assert before - place.load == 2 + 2 * 20
+    bed.end(bed.start(call), output_tokens=0)  # a call that failed tells nothing
+    assert round(bed.kv._output) == 20
 
 
 def test_another_policys_choice_counts_too():
