@@ -207,8 +207,9 @@ class Registry:
         return name
 
     def describe(self) -> dict[str, Any]:
-        """The loaded plugins with their hooks, and the implementations of each hook in call order."""
+        """The loaded plugins with their hooks, and the implementations of each hook in call order: of a call's, those that take part."""
         orders = {hook: tuple(reversed(names)) for hook in HOOKS if (names := self._implementations(hook))}
+        called = {hook: tuple(n for n in names if n in self._active or hook not in CALL_HOOKS) for hook, names in orders.items()}
         return {
             "plugins": [
                 {
@@ -219,7 +220,7 @@ class Registry:
                 }
                 for p in self.plugins
             ],
-            "hooks": orders,
+            "hooks": {hook: names for hook, names in called.items() if names},
         }
 
     def services(self, proxy: Any) -> list[tuple[str, Callable[[], Awaitable[None]]]]:
@@ -294,6 +295,7 @@ def load_plugins(settings: Settings, *, only: Collection[str] | None = None) -> 
     wanted = found if only is None else {name: entry for name, entry in found.items() if name in only}
     registry = Registry(list(_load_all(wanted, choice)), settings.routing.policies)
     registry.check(settings.routing)
+    registry.enforce(settings.routing.named)
     return registry
 
 

@@ -235,12 +235,13 @@ def test_what_only_tells_is_told_to_each_plugin_whatever_another_does():
     assert told == ["w"]
 
 
-def test_the_description_lists_plugins_and_the_order_of_each_hook():
+def test_the_description_lists_plugins_and_the_order_of_each_hook_without_policies_that_are_not_enforced():
     described = Registry([choosing("b", []), noting("a", []), choosing("c", [])], ["b"]).describe()
     hooks = ["receive_call", "choose_worker", "call_settled", "worker_joined"]
     assert described["plugins"][0] == {"name": "b", "distribution": "", "version": "", "hooks": hooks}
-    assert described["hooks"]["receive_call"] == ("b", "a", "c")
-    assert described["hooks"]["choose_worker"] == ("b", "c")
+    assert described["hooks"]["receive_call"] == ("b", "a")
+    assert described["hooks"]["choose_worker"] == ("b",)
+    assert described["hooks"]["worker_joined"] == ("b", "c")
 
 
 def test_the_trace_prints_each_hook_call_without_tokens_or_keys(monkeypatch, capsys):
