@@ -232,8 +232,10 @@ class Registry:
 
     def transports(self) -> "list[tuple[str, WeightTransport]]":
         """What `weight_transports` returns, each with the plugin's name."""
-        implementations = self._manager.hook.weight_transports.get_hookimpls()
-        return [(each.plugin_name, transport) for each in implementations for transport in each.function() or ()]
+        found: list[tuple[str, WeightTransport]] = []
+        for loaded in self._implementing("weight_transports"):
+            found += [(loaded.name, transport) for some in self._alone("weight_transports", loaded)() for transport in some]
+        return found
 
     def _implementing(self, hook: str) -> list[Loaded]:
         """The plugins that implement a hook, in call order."""
