@@ -13,6 +13,8 @@ from msgspec import Raw, Struct, field
 EngineHash = int | bytes
 
 _64_BITS: Final = 2**64 - 1
+#: What can't be decoded; msgspec doesn't count too deep a nesting among its own errors.
+_UNREADABLE: Final = (msgspec.MsgspecError, RecursionError)
 
 
 class Stored(Struct, frozen=True, gc=False, tag="BlockStored", tag_field="type"):
@@ -101,7 +103,7 @@ def decode(payload: bytes) -> Batch:
     """The events of one message, in their order: MessagePack of `[time, [event, …], data-parallel rank]`."""
     try:
         return Batch(_maps.decode(payload).events)
-    except msgspec.MsgspecError:
+    except _UNREADABLE:
         return _decode_one_by_one(payload)
 
 
@@ -115,14 +117,14 @@ def key_of(engine_hash: EngineHash) -> int:
 def _decode_one_by_one(payload: bytes) -> Batch:
     try:
         unread = _unread.decode(payload).events
-    except msgspec.MsgspecError:
+    except _UNREADABLE:
         return Batch(malformed=1)
     events: list[Event] = []
     malformed = 0
     for raw in unread:
         try:
             events.append(_decode_one(raw))
-        except msgspec.MsgspecError:
+        except _UNREADABLE:
             malformed += 1
     return Batch(events, malformed)
 

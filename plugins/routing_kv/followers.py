@@ -19,6 +19,8 @@ log = structlog.stdlib.get_logger()
 
 #: Seconds after which a worker is asked again for its sources when it doesn't answer: first, and at most.
 _RETRY = (1.0, 30.0)
+#: Seconds that it may take to answer.
+_ANSWER = 30.0
 #: Blocks that are swept before others get a turn: about half a millisecond.
 _SWEEP = 500
 
@@ -108,8 +110,9 @@ class Followers:
         seconds, longest = _RETRY
         while True:
             try:
-                return await discover(worker)
-            except (GRPCError, httpx.HTTPError) as error:
+                with trio.fail_after(_ANSWER):
+                    return await discover(worker)
+            except (GRPCError, httpx.HTTPError, trio.TooSlowError) as error:
                 log.warning("kv.sources_unknown", worker=worker.id, reason=str(error) or type(error).__name__, retry_seconds=seconds)
             except msgspec.MsgspecError as error:
                 log.warning("kv.sources_unknown", worker=worker.id, reason=str(error))

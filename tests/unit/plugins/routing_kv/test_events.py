@@ -93,6 +93,11 @@ def test_nothing_that_is_messagepack_raises(value):
     decode(payload(value))
 
 
+@pytest.mark.parametrize("before", [b"", b"\x93\x01", b"\x93\x01\x91", b"\x93\x01\x91\x95\xabBlockStored\x90\xc0\x90\x10"])
+def test_endless_nesting_is_counted(before):
+    assert decode(before + b"\x91" * 200_000).malformed == 1
+
+
 def test_a_hash_has_one_number_whatever_its_form():
     digest = bytes(range(24)) + (2**63 + 5).to_bytes(8, "big")
     assert key_of(digest) == key_of(2**63 + 5) == key_of(2**63 + 5 - 2**64)
