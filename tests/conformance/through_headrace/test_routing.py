@@ -243,3 +243,19 @@ def test_the_command_refuses_what_is_no_call(proxy, arguments, sent, message):
     status, text = run(proxy, *arguments, sent=sent)
     assert status != 0
     assert message in text
+
+
+def test_workers_that_are_behind_get_no_calls_until_they_have_caught_up(client):
+    def label(worker: str, version: str) -> None:
+        client.post(f"/workers/{worker}/update_weight_version", json={"new_version": version}).raise_for_status()
+
+    for worker, version in (("w0", "9"), ("w1", "7"), ("w2", "8")):
+        label(worker, version)
+    client.put("/fleet/routing", json={"policies": ["random"], "max_version_lag": 1}).raise_for_status()
+    assert {route(client)[0] for _ in range(30)} == {"w0", "w2"}
+    told = client.post("/fleet/route", json=body(model="tiny")).json()
+    assert {worker["id"]: worker["why"] for worker in told["workers"]}["w1"] == "is behind: it has version 7, and 9 is there"
+    label("w1", "9")
+    assert {route(client)[0] for _ in range(40)} == {"w0", "w1", "w2"}
+    for worker in ("w0", "w1", "w2"):
+        label(worker, "default")
