@@ -1,7 +1,9 @@
 """The policy `kv` through a real headrace, in front of workers that publish KV events and of such that don't."""
 
+import contextlib
 import json
 import re
+import socket
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,6 +16,7 @@ import pytest
 from tests import workers
 from tests.proxy import RunningProxy, headrace, wait_for
 from tests.workers import RunningWorker
+from tests.workers.processes import free_ports
 
 BLOCK = 16
 SETTINGS = '[routing]\npolicies = ["kv"]\n[probe]\ninterval = 0.1\n'
@@ -155,3 +158,35 @@ def test_a_worker_without_events_is_believed_to_have_what_was_sent_there(worker)
         assert route(ask(proxy.url, prompt, cache_salt=salt))[1] == "kv: 0 of 2 blocks"
         assert route(ask(proxy.url, prompt, cache_salt=salt))[1] == "kv: 2 of 2 blocks, guessed"
         assert route(ask(proxy.url, prompt, cache_salt=salt + "x"))[1] == "kv: 0 of 2 blocks"
+
+
+@pytest.mark.real
+def test_of_a_worker_with_several_ranks_the_one_that_has_the_prompt_is_chosen():
+    if reason := workers.why_not("scripted"):
+        pytest.skip(f"no scripted worker here: {reason}")
+    events, replay = (f"tcp://*:{port}" for port in adjacent_ports(2))
+    with (
+        workers.scripted(data_parallel_size=2, kv_events=events, kv_replay=replay) as worker,
+        headrace(worker, settings=SETTINGS) as proxy,
+    ):
+        prompts = [[60 + number, *PROMPT] for number in range(4)]
+        for number, prompt in enumerate(prompts):
+            assert route(ask(proxy.url, prompt))[1] == "kv: 0 of 3 blocks"
+            wait_for(lambda: metrics(proxy)["blocks", "w0"] == 3 * (number + 1))  # noqa: B023
+        ranks = [event["rank"] for event in worker.engine_events("add")]
+        assert sorted(ranks) == [0, 0, 1, 1]
+        for prompt in prompts:
+            reply = ask(proxy.url, [*prompt, 8])
+            assert (route(reply)[1], cached(reply)) == ("kv: 3 of 3 blocks", 3 * BLOCK)
+        assert [event["rank"] for event in worker.engine_events("add")] == ranks * 2
+
+
+def adjacent_ports(pairs: int) -> list[int]:
+    """Ports that are free, and the next ones too: a second rank takes these."""
+    found: list[int] = []
+    while len(found) < pairs:
+        [port] = free_ports(1)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port + 1)):
+            if not any(abs(port - other) < 2 for other in found):
+                found.append(port)
+    return found

@@ -10,6 +10,7 @@ from msgspec import msgpack
 
 from tests.workers.scripted_engine.administration import Administration, PauseState, WhenIdle
 from tests.workers.scripted_engine.behaviour import EngineDied
+from tests.workers.scripted_engine.kv_events import KVEventPublisher
 from tests.workers.scripted_engine.prefix_cache import PrefixCache
 from tests.workers.scripted_engine.run import Run
 from tests.workers.scripted_engine.settings import Settings
@@ -67,6 +68,8 @@ class Engine:
         self.settings = settings
         self.running: dict[str, Run] = {}
         self.cache = PrefixCache(settings.block_size, settings.num_blocks)
+        if settings.kv_replay and (config := settings.kv_events_config()):
+            self.cache.announce = KVEventPublisher(config, settings.rank).publish
         self._waiting: deque[Request] = deque()
         self._link = link
         self._log = log

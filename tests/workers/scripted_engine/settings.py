@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from tests.workers.scripted_engine.kv_events import at_rank
 from tests.workers.tiny_model import MAX_MODEL_LEN, VOCAB_SIZE
 
 
@@ -24,8 +25,10 @@ class Settings:
     #: name of the weight-transfer backend, or nothing for an engine without weight transfer
     weight_transfer: str = "nccl"
     sleep: bool = True
-    #: where it says that it publishes KV events, or nothing for an engine that publishes none; it never does
+    #: where rank 0 says that it publishes KV events, or nothing for an engine that publishes none
     kv_events: str = ""
+    #: where rank 0 replays them; only with it an engine really publishes
+    kv_replay: str = ""
     #: as `--enable-return-routed-experts`: rows for every request
     routed_experts: bool = False
     #: the least time between two outputs of one request
@@ -62,15 +65,17 @@ class Settings:
             "max_loras": self.max_loras if self.lora else 0,
             "kv_cache_size_tokens": self.num_blocks * self.block_size,
             "kv_cache_max_concurrency": self.num_blocks * self.block_size / self.max_model_len,
-            "kv_events_config": self._kv_events_config(),
+            "kv_events_config": self.kv_events_config(),
             "weight_transfer_backend": self.weight_transfer or None,
             "enable_sleep_mode": self.sleep,
             "supports_draft_weight_updates": False,
             "effective_attention_block_size": self.block_size,
         }
 
-    def _kv_events_config(self) -> dict[str, Any] | None:
+    def kv_events_config(self) -> dict[str, Any] | None:
+        """Where this rank publishes KV events, or says so."""
         if not self.kv_events:
             return None
-        where = {"publisher": "zmq", "endpoint": self.kv_events, "replay_endpoint": f"{self.kv_events}0", "topic": "kv"}
-        return {"enable_kv_cache_events": True, **where, "buffer_steps": 1000, "hwm": 2000, "max_queue_size": 3000}
+        replay = self.kv_replay or f"{self.kv_events}0"
+        where = {"endpoint": at_rank(self.kv_events, self.rank), "replay_endpoint": at_rank(replay, self.rank), "topic": "kv"}
+        return {"enable_kv_cache_events": True, "publisher": "zmq", **where, "buffer_steps": 1000, "hwm": 2000, "max_queue_size": 3000}
