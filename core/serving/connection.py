@@ -1,4 +1,4 @@
-"""One connection of `headrace serve`: hypercorn's protocols (HTTP/1.1, HTTP/2), on a trio socket of our own.
+"""One connection of `headrace serve`: HTTP/1.1, or one of hypercorn's protocols (HTTP/2), on a trio socket of our own.
 
 Hypercorn's own trio connection is slower, for it starts a task whenever the connection becomes idle and takes a lock and a turn of the
 scheduler for every write; it can't be cancelled while it sends; and it writes the head of a response by itself. Here a connection is one
@@ -22,6 +22,7 @@ from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr  # pyright: ignore[reportUnknownVariableType]
 
 from core.serving.asgi import ASGIApp, Message, Scope
+from core.serving.http1 import HTTP1
 from core.serving.inbox import Inbox
 
 #: Bytes of one read.
@@ -46,17 +47,8 @@ class Connection:
         self._hold = False
         self._lost = False
         self._tasks: trio.Nursery
-        self._protocol = ProtocolWrapper(
-            cast("Any", app),
-            config,
-            context,
-            cast("Any", self),
-            ConnectionState({}),
-            False,
-            parse_socket_addr(accepted.family, client),
-            parse_socket_addr(accepted.family, accepted.getsockname()),
-            self._send,
-        )
+        self._addresses = parse_socket_addr(accepted.family, client), parse_socket_addr(accepted.family, accepted.getsockname())
+        self._protocol: HTTP1 | ProtocolWrapper | None = None
 
     async def run(self) -> None:
         """Read and answer until either side closes, or the keep-alive time is over; returns when the last handler has ended.
@@ -66,10 +58,10 @@ class Connection:
         with self._socket:
             try:
                 async with trio.open_nursery() as self._tasks:
-                    await self._protocol.initiate()
                     with self._reading:
                         await self._read()
-                    await self._protocol.handle(Closed())
+                    if self._protocol:
+                        await self._protocol.handle(Closed())
             except Exception:  # noqa: BLE001 - whatever a client's bytes do to a protocol, other connections go on
                 await self._config.log.exception("Error in a connection")
 
@@ -89,9 +81,18 @@ class Connection:
                 continue
             except OSError:
                 return
+            if self._protocol is None:
+                self._protocol = self._protocol_for(data)
             await self._protocol.handle(RawData(data))
             if not data:
                 return
+
+    def _protocol_for(self, first: bytes) -> HTTP1 | ProtocolWrapper:
+        """By the first bytes: what begins as anything but plain HTTP/1.1 is hypercorn's, HTTP/2 above all."""
+        if not first.startswith(b"PRI") and b"\r\nupgrade:" not in first.lower():
+            return HTTP1(self._config, self._context, self._addresses, self._begin, self._send)
+        to_app, to_tasks = cast("Any", self._app), cast("Any", self)
+        return ProtocolWrapper(to_app, self._config, self._context, to_tasks, ConnectionState({}), False, *self._addresses, self._send)
 
     async def _send(self, event: Event) -> None:
         """What hypercorn's protocols send: bytes, the end, and whether there is a request."""
@@ -143,6 +144,9 @@ class Connection:
         self, _app: object, _config: Config, scope: Any, send: Callable[[Any], Awaitable[None]]
     ) -> Callable[[Any], Awaitable[None]]:
         """Hypercorn's task group: run the handler of a request; returns what takes the messages for it."""
+        return await self._begin(scope, send)
+
+    async def _begin(self, scope: Scope, send: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
         inbox = Inbox()
         self._tasks.start_soon(self._answer, scope, inbox, send)
         return inbox.put

@@ -1,4 +1,4 @@
-"""The server behind `headrace serve`: trio alone, with hypercorn's protocols on sockets of our own.
+"""The server behind `headrace serve`: trio alone, with HTTP/1.1 and hypercorn's HTTP/2 on sockets of our own.
 
 Neither of hypercorn's workers is used. Under the asyncio one trio is a guest, which waits for everything in a thread; both keep a
 connection that its client has closed while idle until the keep-alive time-out (with a client that connects anew for each request, 75
