@@ -42,8 +42,8 @@ class FilesystemPublisher(Publisher):
         written.mkdir(parents=True)
         save_file(_apart(tensors), written / "model.safetensors", metadata={"format": "pt"})
         (written / _MARKER).touch()
-        self._ask(version, path=str(written)).wait()
         self._written = [*(other for other in self._written if other != written), written]
+        self._ask(version, path=str(written)).wait()
         for old in self._written[: -self._keep]:
             shutil.rmtree(old, ignore_errors=True)
         self._written = self._written[-self._keep :]
