@@ -8,7 +8,7 @@ from plugins.routing_kv.feed import Feed
 from plugins.routing_kv.index import Index
 from plugins.routing_kv.predictions import Predictions
 
-#: Of these, the prompts that are on their way; a rank tells within moments what it has computed.
+#: So long a prompt counts as being on its way to an engine that tells what it has; it does so within moments.
 _SOON_SECONDS: Final = 5.0
 #: What was sent takes as many blocks as the index at most, divided by this.
 _GUESSED: Final = 8

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plugins.routing_kv.events import Batch, Cleared, Event, Removed, Stored, decode, key_of
@@ -55,6 +55,7 @@ def payload(*encoded: Any) -> bytes:
     return msgspec.msgpack.encode([1.5, list(encoded), 0, "more"])
 
 
+@settings(deadline=None)
 @given(st.lists(events, max_size=4), st.data())
 def test_every_event_is_read_in_either_form_whatever_stands_beside_it(sent, data):
     forms = st.sampled_from([lambda e: as_map(e, **STRANGE), as_map, as_array, lambda e: as_array(e, "more", {"a": 1})])
@@ -81,12 +82,14 @@ def test_an_event_that_cant_be_read_is_counted_and_costs_no_other(wrong):
     assert decode(payload(as_map(removed), wrong, as_array(removed))) == Batch([removed, removed], malformed=1)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=20))
 def test_bytes_that_are_no_batch_are_counted(noise):
     batch = decode(noise)
     assert batch.malformed or not batch.events
 
 
+@settings(deadline=None)
 @given(st.recursive(st.none() | st.integers(-5, 5) | texts, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner)))
 def test_nothing_that_is_messagepack_raises(value):
     decode(msgspec.msgpack.encode(value))

@@ -1,7 +1,7 @@
 """What engines tell is found again by calls that would hit it, and by no others."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plugins.routing_kv.events import Cleared, Removed, Stored
@@ -159,6 +159,7 @@ def test_an_event_that_contradicts_itself_is_counted_and_left_out(wrong):
     assert (engine.found(call_of(TOKENS)), engine.feed.malformed) == (0, 1)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 2), min_size=BLOCK, max_size=30), st.lists(st.integers(0, 2), max_size=30), st.integers(1, 8))
 def test_what_is_found_is_the_common_prefix_in_whole_blocks(told, asked, cut):
     """Whether the engine tells it at once or by pieces."""

@@ -1,7 +1,7 @@
 """One walk for all holders finds what a look at each of them would."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plugins.routing_kv.hashing import Prompt
@@ -29,6 +29,7 @@ def nonzero(depths: dict[int, int]) -> dict[int, int]:
     return {bit: depth for bit, depth in depths.items() if depth}
 
 
+@settings(deadline=None)
 @given(holdings, holdings)
 def test_a_walk_is_a_look_at_each_holder(gpu, cpu):
     prompt = Prompt(call_of(range(LENGTH)), 1)
@@ -46,6 +47,7 @@ def test_a_walk_is_a_look_at_each_holder(gpu, cpu):
 reaches = st.lists(st.integers(0, LENGTH), min_size=4, max_size=4)
 
 
+@settings(deadline=None)
 @given(reaches, reaches)
 def test_a_few_looks_find_as_much_where_nobody_has_gaps(young, old):
     prompt = Prompt(call_of(range(LENGTH)), 1)
