@@ -54,6 +54,7 @@ class HTTP1:
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=config.h11_max_incomplete_size)
         #: Of the request that is answered; `None` between two.
         self._put: Put | None = None
+        self._turn = object()
         self._head: Message = {}
         self._bodiless = False
         #: A request that was sent ahead waits for the one before.
@@ -108,7 +109,14 @@ class HTTP1:
             "state": {},
             "extensions": {},
         }
-        self._put = await self._answer(scope, self._on_message)
+        self._turn = turn = object()
+
+        async def send(message: Message | None) -> None:
+            # A handler may end when the request after its own has begun already.
+            if self._turn is turn:
+                await self._on_message(message)
+
+        self._put = await self._answer(scope, send)
 
     async def _on_message(self, message: Message | None) -> None:
         """What the handler sends; nothing of it is for a client that has gone."""

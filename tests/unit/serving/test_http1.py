@@ -160,6 +160,16 @@ async def test_a_handler_that_ends_without_an_answer_is_a_500(served, sent):
     assert served.closed
 
 
+async def test_a_handler_that_ends_when_the_next_request_has_begun_ends_only_its_own(served):
+    await served.receive(GET)
+    await served.answer(START, body(b"hello"))
+    await served.receive(GET)
+    await served.requests[0][1](None)
+    await served.answer(START, body(b"hello"), None)
+    assert served.written.count(b"HTTP/1.1 200 ") == 2
+    assert not served.closed
+
+
 async def test_a_handler_that_ends_within_its_answer_leaves_it_without_its_end(served):
     await served.receive(GET)
     await served.answer(CHUNKED, body(b"one", more=True), None)
