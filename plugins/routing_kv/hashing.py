@@ -54,18 +54,17 @@ class Prompt:
     def reach(self, length: int) -> list[BlockName]:
         """Compute the names of the first `length` blocks, if there are so many; returns all that are computed."""
         names, data, name = self.names, self._data, self._last
-        step = self.block_size * TOKEN_BYTES
+        first, end, step = len(names), min(length, self.length), self.block_size * TOKEN_BYTES
+        if first >= end:
+            return names
         if self._media:
-            for index in range(len(names), min(length, self.length)):
+            for index in range(first, end):
                 tokens = data[index * step : (index + 1) * step]
-                name = name_of(name, tokens, self._places(index * self.block_size) or None)
-                names.append(name)
+                names.append(name_of(names[-1] if names else name, tokens, self._places(index * self.block_size) or None))
         else:
-            # `name_of`, without the call.
-            for start in range(len(names) * step, min(length, self.length) * step, step):
-                name = hash((name, data[start : start + step])) & _60_BITS
-                names.append(name)
-        self._last = name
+            # `name_of`, without the calls: a prompt has thousands of blocks.
+            names += [name := hash((name, data[at : at + step])) & _60_BITS for at in range(first * step, end * step, step)]
+        self._last = names[-1]
         return names
 
     def _places(self, start: int) -> Places:

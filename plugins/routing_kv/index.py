@@ -17,6 +17,8 @@ MEDIA: Final[tuple[Medium, ...]] = ("GPU", "CPU", "STORAGE")
 SHARDS: Final = 64
 _SHARD_MASK: Final = SHARDS - 1
 _OWN_SHARDS: Final = 8
+#: Sets of holders of which there is one object each; with more, those that come later have their own.
+_SETS: Final = 16_384
 
 #: Name → bits of the holders.
 Holders = list[dict[BlockName, int]]
@@ -35,6 +37,7 @@ class Index:
         self._most = most
         self._bits = 0
         self._free: list[int] = []
+        self._sets: dict[int, int] = {}
         self._left: deque[tuple[int, dict[Medium, _Own]]] = deque()
 
     def holder(self) -> "Holder":
@@ -85,10 +88,16 @@ class Index:
         self._left.append((bit, media))
         self.on_unswept()
 
+    def _one(self, bits: int) -> int:
+        """The one object for these holders: most blocks that several have follow one another, and share it."""
+        if len(self._sets) >= _SETS:
+            self._sets.clear()
+        return self._sets.setdefault(bits, bits)
+
     def _drop(self, medium: Medium, name: BlockName, bit: int) -> None:
         shard = self.holders[medium][name & _SHARD_MASK]
         if rest := shard.get(name, 0) & ~bit:
-            shard[name] = rest
+            shard[name] = self._one(rest)
         else:
             shard.pop(name, None)
 
@@ -132,7 +141,7 @@ class Holder:
         if bits & self.bit:  # under another of the engine's hashes: of an adapter that was loaded again from elsewhere, say
             own.aliases[name] = own.aliases.get(name, 0) + 1
         else:
-            shard[name] = bits | self.bit if bits else self.bit
+            shard[name] = self._index._one(bits | self.bit) if bits else self.bit
         known[engine_hash] = name
         own.names += 1
         self._index.pairs += 1

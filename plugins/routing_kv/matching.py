@@ -6,33 +6,30 @@ Holders are bits of one integer. At each block the walk goes on with those that 
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from plugins.routing_kv.hashing import Prompt
+from plugins.routing_kv.hashing import BlockName, Prompt
 from plugins.routing_kv.index import SHARDS, Holders, each_bit
 
 #: Names are computed as far ahead.
 _STRIDE: Final = 128
 
 
-def depths(prompt: Prompt, tables: Sequence[Holders]) -> dict[int, int]:
-    """How many of the first blocks each holder (bit) has, in one of the tables; nothing of those that lack the first."""
+def depths(prompt: Prompt, tables: Sequence[Holders], bits: int) -> dict[int, int]:
+    """How many of the first blocks each of these holders has, in one of the tables; nothing of those that lack the first."""
     found: dict[int, int] = {}
-    if not tables or not (bits := _having(prompt, 1, tables)):
+    if not tables:
         return found
-    first, others = tables[0], tables[1:]
-    depth = 1
+    bits &= _having(prompt, 1, tables)
+    depth, last = 1, -1
     while bits and depth < prompt.length:
-        for name in prompt.reach(depth + _STRIDE)[depth:]:
-            have = first[name % SHARDS].get(name, 0)
-            for table in others:
-                have |= table[name % SHARDS].get(name, 0)
-            have &= bits
-            if have != bits:
-                lost = bits ^ have
+        for have in _holders(prompt.reach(depth + _STRIDE)[depth:], tables):
+            if have is not last:  # the index has one object for all blocks with the same holders
+                last = have
+                lost = bits & ~have
+                bits ^= lost
                 while lost:  # `each_bit`, without the generator
                     bit = lost & -lost
                     found[bit] = depth
                     lost ^= bit
-                bits = have
                 if not bits:
                     break
             depth += 1
@@ -40,10 +37,19 @@ def depths(prompt: Prompt, tables: Sequence[Holders]) -> dict[int, int]:
     return found
 
 
-def closed_depths(prompt: Prompt, tables: Sequence[Holders]) -> dict[int, int]:
+def _holders(names: list[BlockName], tables: Sequence[Holders]) -> list[int]:
+    """Who has each of these blocks in one of the tables."""
+    first, *others = tables
+    found = [first[name % SHARDS].get(name, 0) for name in names]
+    for table in others:
+        found = [have | table[name % SHARDS].get(name, 0) for have, name in zip(found, names, strict=True)]
+    return found
+
+
+def closed_depths(prompt: Prompt, tables: Sequence[Holders], bits: int) -> dict[int, int]:
     """The same where whoever has a block has all before it, too: so a few looks are enough. It is so with what was sent."""
     found: dict[int, int] = {}
-    if not tables or not (bits := _having(prompt, 1, tables)):
+    if not tables or not (bits := bits & _having(prompt, 1, tables)):
         return found
 
     def part(low: int, high: int, bits: int) -> None:
@@ -71,12 +77,7 @@ def closed_depths(prompt: Prompt, tables: Sequence[Holders]) -> dict[int, int]:
 
 def _having(prompt: Prompt, depth: int, tables: Sequence[Holders]) -> int:
     """Who has the block at this depth, counted from 1."""
-    if depth > prompt.length:
-        return 0
-    name = prompt.reach(depth)[depth - 1]
-    have = 0
-    for table in tables:
-        have |= table[name % SHARDS].get(name, 0)
+    [have] = _holders(prompt.reach(depth)[depth - 1 : depth], tables) or [0]
     return have
 
 
@@ -90,12 +91,9 @@ def counts(prompt: Prompt, tables: Sequence[Holders], limits: Mapping[int, int])
         ends[limit] = ends.get(limit, 0) | bit
         alive |= bit
     longest = max(limits.values(), default=0)
-    for depth, name in enumerate(prompt.reach(longest)[:longest]):
+    for depth, have in enumerate(_holders(prompt.reach(longest)[:longest], tables) if tables else [0] * longest):
         alive &= ~ends.get(depth, 0)
-        present = 0
-        for table in tables:
-            present |= table[name % SHARDS].get(name, 0)
-        present &= alive
+        present = have & alive
         if present != current:
             for bit in each_bit(present ^ current):
                 if present & bit:

@@ -4,14 +4,18 @@ The cost of a place, in tokens, is what it would have to compute of the prompt, 
 in the engine's own memory saves all of its tokens, one that has to be fetched a part of them.
 """
 
+import functools
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from core import Call
 from plugins.routing_kv.hashing import Prompt
 from plugins.routing_kv.matching import closed_depths, counts, depths
 from plugins.routing_kv.places import Caches, Place
+
+_NOTHING: Final[Mapping[int, int]] = {}
 
 
 class Weights(NamedTuple):
@@ -52,9 +56,12 @@ class Scorer:
         return min(ranked, key=lambda one: one[1])[0]
 
     def _best(self, call: Call, prompt: Prompt, places: Sequence[Place]) -> tuple[Match, tuple[float, int, int]]:
-        cached, saved = self._cached(prompt)
-        soon = closed_depths(prompt, self._caches.soon.tables())
-        believed = closed_depths(prompt, self._caches.believed.tables())
+        cached, saved = self._cached(prompt, places)
+        soon = believed = _NOTHING
+        if tables := self._caches.soon.tables():
+            soon = closed_depths(prompt, tables, _together(place.soon_bit for place in places))
+        if tables := self._caches.believed.tables():
+            believed = closed_depths(prompt, tables, _together(place.believed_bit for place in places))
         # Of those that have nothing of it, only the least loaded can be the best.
         candidates = [min(places, key=_load)]
         if cached or soon or believed:
@@ -73,10 +80,10 @@ class Scorer:
         place, blocks, guessed, left = best
         return Match(place, prompt, blocks, guessed, left), least
 
-    def _cached(self, prompt: Prompt) -> tuple[dict[int, int], dict[int, float] | dict[int, int]]:
+    def _cached(self, prompt: Prompt, places: Sequence[Place]) -> tuple[dict[int, int], dict[int, float] | dict[int, int]]:
         """By holder: the leading blocks that it has in any medium, and how many blocks' tokens that saves."""
         holders = {medium: tables for medium, tables in self._caches.index.holders.items() if any(tables)}
-        cached = depths(prompt, list(holders.values()))
+        cached = depths(prompt, list(holders.values()), _together(place.feed.holder.bit for place in places))
         if not cached or not holders.keys() - {"GPU"}:
             return cached, cached
         in_gpu = counts(prompt, [tables for medium, tables in holders.items() if medium == "GPU"], cached)
@@ -88,3 +95,7 @@ class Scorer:
 
 def _load(place: Place) -> tuple[int, int]:
     return place.load, place.calls
+
+
+def _together(bits: Iterable[int]) -> int:
+    return functools.reduce(operator.or_, bits)
