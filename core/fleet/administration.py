@@ -40,7 +40,7 @@ class Administration:
         self.current = CurrentWeights(fleet, self.cohorts, self.journal)
         self._standings = Standings(fleet, self.journal, self.current)
         self._operations = Operations(settings, self.journal)
-        self._operations.ended = lambda operation: self._standings.touch(self._there(operation.workers))
+        self._operations.ended = self._ended
         self.pausing = Pausing(settings, self._operations, self._standings)
         self.updating = Updating(settings, self._operations, self._standings, self.pausing, self.journal)
         transaction = Transaction(settings, self._standings, self.pausing, self.updating, self.journal)
@@ -169,6 +169,10 @@ class Administration:
     def describe(self) -> list[dict[str, Any]]:
         """The operations in `GET /fleet`."""
         return [operation.describe() for operation in self._operations.running]
+
+    def _ended(self, operation: Operation) -> None:
+        self._standings.touch(self._there(operation.workers))
+        self._standings.let_go()
 
     def _there(self, workers: Iterable[Worker]) -> list[Worker]:
         return [worker for worker in workers if worker.is_there]

@@ -5,6 +5,7 @@ import math
 import structlog
 import trio
 
+from core.errors import CallError
 from core.fleet.operations import Operation, Operations
 from core.fleet.pausing import Pausing
 from core.fleet.progress import UpdateRequest
@@ -40,11 +41,17 @@ class Latecomers:
         standing, current = self._standings.of(worker), self._standings.current.of(worker)
         if standing.late and current and current.transport in self._updates.transports and current.version is not None:
             request = UpdateRequest(current.version, current.transport, current.options)
-            self._updates.ask(request, [worker], by="headrace", again=current.number)
+            try:
+                self._updates.ask(request, [worker], by="headrace", again=current.number)
+            except CallError as error:  # the settings may be others now
+                self._report(worker, error.message)
         elif standing.late:
-            log.error("fleet.late", worker=worker.id, reason=standing.failed, release=f"POST /fleet/workers/{worker.id}/release")
+            self._report(worker, standing.failed)
         elif standing.left_frozen and not standing.failed:
             await self._operations.do("left_paused", [worker], lambda operation: self._resume(operation, worker), by="headrace")
+
+    def _report(self, worker: Worker, reason: str) -> None:
+        log.error("fleet.late", worker=worker.id, reason=reason, release=f"POST /fleet/workers/{worker.id}/release")
 
     async def _resume(self, operation: Operation, worker: Worker) -> None:
         """A headrace before this one has paused it for an update, and ended before its weights were touched."""

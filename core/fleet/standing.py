@@ -267,7 +267,14 @@ class Standings:
     def others_are_held(self, worker: Worker) -> bool:
         """Whether somebody has paused the workers of the same model, or updates them."""
         others = (w for w in self._fleet.workers.values() if w is not worker and set(w.models) & set(worker.models) and w.hold)
-        return any(self.of(other).paused or self.of(other).updating for other in others)
+        return any((self.of(other).paused or self.of(other).updating) and not self.of(other).failed for other in others)
+
+    def let_go(self) -> None:
+        """Whoever has waited for others goes on when these do."""
+        for worker in self._fleet.workers.values():
+            if worker.is_there and self.of(worker).waits and not self.others_are_held(worker):
+                self.of(worker).waits = False
+                self.show(worker)
 
     def trainer_has_paused_others(self, worker: Worker, besides: Collection[Worker]) -> bool:
         """Whether a trainer has paused workers of the same model that aren't `besides`."""

@@ -62,13 +62,13 @@ class Updates:
         The same request while it runs or waits gives the same update, unless another one was asked for since. `again` is the number of
         the weights when others have them already.
 
-        Raises: `BadRequest`, which names the key.
+        Raises: `BadRequest`, which names the key; `CallError` (500) for a fault of the transport.
         """
         transport = self.transports.get(request.transport)
         if transport is None:
             known = nearest(request.transport, sorted(self.transports))
             raise BadRequest(f"transport: there is no weight transport {request.transport!r}; {known}", param="transport")
-        options = transport.parse(request.options)
+        options = _parse(transport, request)
         running = self.running(workers)
         if running and _digest(running[-1].request) == _digest(request) and running[-1].workers == tuple(workers):
             return running[-1]
@@ -163,6 +163,16 @@ class Updates:
             if later.begun and not set(later.workers).isdisjoint(update.workers):
                 version = later.request.version
                 raise CallError(HTTPStatus.CONFLICT, f"update: overtaken by that to version {version!r} ({later.id}), asked for later")
+
+
+def _parse(transport: WeightTransport, request: UpdateRequest) -> Any:
+    try:
+        return transport.parse(request.options)
+    except CallError:
+        raise
+    except Exception as error:
+        log.exception("update.fault", transport=transport.name)
+        raise CallError(500, f"update: a fault of the transport {transport.name!r}: {type(error).__name__}") from error
 
 
 def _digest(request: UpdateRequest) -> str:

@@ -7,9 +7,11 @@ import trio
 from msgspec.structs import replace
 from trio.testing import wait_all_tasks_blocked
 
+from core.errors import BadRequest
+from core.fleet import latecomers as latecomers_module
 from core.fleet.progress import Update, UpdateRequest
 from core.fleet.worker import Worker
-from tests.unit.core.engines import AdministeredFleet, Engine, administered, broken
+from tests.unit.core.engines import AdministeredFleet, Engine, administered, broken, refused
 from tests.unit.core.test_updating import serve_http
 from tests.unit.core.transports import Courier
 
@@ -201,6 +203,40 @@ async def test_a_worker_that_is_new_in_the_middle_of_an_update_gets_no_call_with
             assert fleet.states == ["updating", "paused"]
             fleet.courier.stalls["w0"].set()
         assert fleet.states == ["ready", "quarantined"]
+
+
+async def test_a_worker_that_is_new_in_the_middle_of_an_update_that_nobody_gets_goes_on():
+    async with fleet_of(1, 1, 1) as fleet:
+        fleet.leave(fleet.workers[2])
+        fleet.courier.stalls["w0"] = trio.Event()
+        for engine in fleet.engines:
+            engine.fails["start"] = [refused("no backend")]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fleet.update)
+            await wait_all_tasks_blocked()
+            fleet.restart(2)
+            assert fleet.states[2] == "paused"
+            fleet.courier.stalls["w0"].set()
+        assert fleet.states == ["ready"] * 3
+
+
+async def test_a_late_worker_whose_weights_the_settings_no_longer_allow_is_held_out(monkeypatch):
+    async with fleet_of() as fleet:
+        await fleet.update("8", path="/w")
+
+        def parse(options):
+            raise BadRequest("path: not any more", param="path")
+
+        fleet.courier.parse = parse
+        lines = []
+        monkeypatch.setattr(latecomers_module.log, "error", lambda event, **fields: lines.append((event, fields["reason"])))
+        fleet.restart(1)
+        await wait_all_tasks_blocked()
+        assert fleet.states == ["ready", "quarantined"]
+        assert lines == [("fleet.late", "path: not any more")]
+        del fleet.courier.parse
+        await fleet.update("9")
+        assert fleet.states == ["ready", "ready"]
 
 
 async def test_a_late_worker_waits_with_the_others_that_a_trainer_has_paused():
