@@ -1,7 +1,7 @@
 """Offers the transport `filesystem`: waits until the trainer has written its checkpoint, then lets every worker read it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -10,6 +10,10 @@ from core import Member, PluginSettings, WeightTransport, WeightUpdate, WorkerCo
 from plugins.weights_filesystem.checkpoint import Checkpoints
 
 Loader = Literal["reload_weights", "update_weights_from_path"]
+
+#: A load of nothing. What one that broke off has left in an incomplete layer, vLLM 0.31 takes for a part of the next one, which then
+#: fails, or is wrong; this takes it away.
+_CLEAR: Final = {"method": "reload_weights", "kwargs": {"weights_iterator": []}}
 
 
 class Settings(PluginSettings, frozen=True):
@@ -88,9 +92,7 @@ class FilesystemTransport:
         arguments = {"kwargs": {"weights_path": written.path}} if method == "reload_weights" else {"args": [written.path]}
         process = (member.id, member.instance)
         if process in self._torn:
-            # What a load that broke off has left in an incomplete layer, vLLM 0.31 takes for a part of the next one: only the one after
-            # that is right.
-            await control.collective_rpc({"method": method, **arguments})
+            await control.collective_rpc(_CLEAR)
         self._torn.add(process)
         await control.collective_rpc({"method": method, **arguments})
         self._torn.discard(process)

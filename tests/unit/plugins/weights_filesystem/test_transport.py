@@ -168,14 +168,17 @@ async def test_a_worker_that_cannot_load_it_is_quarantined_and_the_others_go_on(
         assert fleet.states == ["quarantined", "ready"]
 
 
-async def test_a_worker_whose_load_broke_off_loads_the_next_checkpoint_twice_and_the_one_after_once(tmp_path: Path):
+async def test_what_a_load_that_broke_off_has_left_is_cleared_away_before_the_next_one(tmp_path: Path):
     async with administered(1, transports=[transport(tmp_path)]) as fleet:
         error = {"error": {"message": "no space", "type": "server_error", "param": None, "code": 500}}
-        answers = [httpx.Response(500, json=error), *(httpx.Response(200, json={"results": [None]}) for _ in range(3))]
-        asked = serve_http(fleet.workers[0], lambda number: answers[number - 1])
+        asked = serve_http(
+            fleet.workers[0],
+            lambda number: httpx.Response(500, json=error) if number == 1 else httpx.Response(200, json={"results": [None]}),
+        )
         for _ in range(3):
             await updated(fleet, write(tmp_path / "step_7"))
-        assert len(asked) == 4
+        load, clear = ({"method": "reload_weights", "kwargs": kwargs} for kwargs in (asked[0]["kwargs"], {"weights_iterator": []}))
+        assert asked == [load, clear, load, load]
         assert fleet.states == ["ready"]
 
 
