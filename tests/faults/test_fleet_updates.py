@@ -150,6 +150,47 @@ def test_a_worker_that_comes_after_an_update_has_the_weights_before_it_gets_a_ca
                 assert next(state for state in states if state != "starting") == "quarantined"
 
 
+def test_nobody_gets_a_token_of_a_new_process_before_that_has_the_weights():
+    grpc, http = free_ports(2)
+    tokens = tokens_by_version(by_path, 1)
+    version = list(tokens)[1]
+    with (
+        workers.stand_in() as a,
+        workers.stand_in(grpc_port=grpc, http_port=http) as b,
+        headrace(a, b, settings=SETTINGS) as proxy,
+        watched(proxy, tokens) as watch,
+    ):
+        in_one_request(proxy, "keep", version)
+        watch.version = version
+        watch.go_on()
+        os.kill(b.pids[0], signal.SIGKILL)
+        wait_for(lambda: proxy.states()["w1"] == "gone")
+        with workers.stand_in(grpc_port=grpc, http_port=http) as again:
+            wait_for(lambda: proxy.states()["w1"] == "ready", 30)
+            watch.go_on()
+            assert first_token(again.http) == [tokens[version]]
+
+
+def test_a_cohort_is_updated_alone_and_refuses_to_be_once_it_has_lost_a_member():
+    grpc, http = free_ports(2)
+    with workers.stand_in() as a, workers.stand_in(grpc_port=grpc, http_port=http) as b, headrace(a, b, settings=SETTINGS) as proxy:
+        succeed(proxy, "/fleet/cohorts", {"name": "left", "workers": ["w1"]})
+        assert update(proxy, "7", cohort="left").status_code == 200
+        assert [worker["policy_version"] for worker in proxy.fleet()] == ["default", "7"]
+        assert get(proxy, "/cohorts/left/weight_info") == {"weight_version": "7"}
+        os.kill(b.pids[0], signal.SIGKILL)
+        wait_for(lambda: proxy.states()["w1"] == "gone")
+        refused = update(proxy, "8", cohort="left")
+        assert (refused.status_code, "w1 is gone" in refused.json()["error"]["message"]) == (409, True)
+        with workers.stand_in(grpc_port=grpc, http_port=http):
+            wait_for(lambda: proxy.states()["w1"] == "ready", 30)  # it has version 7 again, all the same
+            refused = update(proxy, "8", cohort="left")
+            assert (refused.status_code, "w1 was replaced by another process" in refused.json()["error"]["message"]) == (409, True)
+            succeed(proxy, "/fleet/cohorts", {"name": "left", "workers": ["w1"]})
+            assert update(proxy, "8", cohort="left").status_code == 200
+        assert generate(proxy).status_code == 200
+
+
 def test_the_terminal_shows_an_update_and_its_end(pair: Pair):
     proxy, *_ = pair
     command = [sys.executable, "-m", "core.cli", "update", "--version", "7", "--transport", "filesystem", "--watch"]
