@@ -118,6 +118,9 @@ class Update:
     def end(self, failure: CallError | None) -> None:
         """Tell whoever waits."""
         self.failure, self.phase = failure, "done"
+        for progress in self.progress.values():
+            if progress.status not in ("done", "failed"):
+                progress.status, progress.reason = "failed", "the update ended before it got the weights"
         self._ended = trio.current_time()
         self.done.set()
 

@@ -10,7 +10,7 @@ from http import HTTPStatus
 import trio
 
 from core.errors import CallError
-from core.fleet.cohort import instance_of
+from core.fleet.cohort import Member, instance_of
 from core.fleet.control import ControlFailed, WorkerControl
 from core.fleet.journal import Journal
 from core.fleet.operations import Answers, FleetFailed, Operation
@@ -46,8 +46,8 @@ class Transaction:
         update.phase = "pausing"
         self._standings.rejoin(workers)
         paused = await self._pausing.freeze(operation, workers, request.mode, clear_cache=request.clear_cache)
-        for progress in update.progress.values():
-            progress.status = "paused"
+        for worker in workers:
+            update.progress[worker.id].status = "paused"
         await self._updating.abandon(operation, workers)
         before = {worker: self._standings.weights(worker) for worker in workers}
         for worker in workers:
@@ -76,9 +76,8 @@ class Transaction:
             worker.policy_version = label
         broken = [worker for worker in failures if worker not in whole]
         for worker, member in zip(update.workers, update.told.cohort.members, strict=True):
-            # Another process by now was judged when it came.
-            if worker in broken and self._standings.of(worker).instance == member.instance:
-                self._standings.fail(worker, f"update to {update.request.version!r}: {failures[worker].reason}")
+            if worker in broken:
+                self._quarantine(worker, member, f"update to {update.request.version!r}: {failures[worker].reason}")
         self._renew(update, operation, [*verified.good])
         self._tell(update, failures)
         await self._updating.go_on(operation, verified.good)
@@ -88,6 +87,13 @@ class Transaction:
             who = "Quarantined" if not whole else f"Quarantined: {', '.join(worker.id for worker in broken)}"
             others = "the other workers go on" if verified.good or whole else "no worker has the weights"
             raise FleetFailed(operation.name, failures, f"{who}; {others}{' as they were' if whole else ''}")
+
+    def _quarantine(self, worker: Worker, member: Member, reason: str) -> None:
+        standing = self._standings.of(worker)
+        if standing.instance == member.instance:
+            self._standings.fail(worker, reason)
+        elif standing.updating:  # another process since the update was asked for; one that came later was judged when it came
+            self._standings.hold_out(worker, reason)
 
     def _renew(self, update: Update, operation: Operation, updated: Sequence[Worker]) -> None:
         request = update.request

@@ -177,6 +177,20 @@ async def test_a_trainer_that_updates_each_worker_by_itself_holds_nobody_out():
         assert "should have '9'" in fleet.workers[0].reason
 
 
+async def test_a_new_process_that_the_update_has_taken_for_the_one_before_is_brought_up_to_date_after_it():
+    async with fleet_of() as fleet, trio.open_nursery() as nursery:
+        fleet.engines[0].stalls["pause"] = trio.Event()
+        nursery.start_soon(fleet.administered.pause)  # the update waits for its turn
+        await wait_all_tasks_blocked()
+        nursery.start_soon(fleet.update)
+        await wait_all_tasks_blocked()
+        fleet.restart(1)
+        fleet.engines[0].stalls["pause"].set()
+        await wait_all_tasks_blocked()
+        await fleet.administered.resume()
+        assert (fleet.states, [engine.version for engine in fleet.engines]) == (["ready", "ready"], ["8", "8"])
+
+
 async def test_a_new_process_in_the_middle_of_an_update_is_brought_up_to_date_after_it():
     async with fleet_of() as fleet:
         fleet.courier.stalls["w0"] = trio.Event()

@@ -115,6 +115,7 @@ async def test_nobody_is_paused_when_preparing_fails():
         fleet.courier.fails["prepare"] = [CallError(504, "no STABLE within 60 s")]
         update = await fleet.update()
         assert update.describe()["error"] == "no STABLE within 60 s"
+        assert {worker["status"] for worker in update.describe()["workers"].values()} == {"failed"}
         assert [engine.asked for engine in fleet.engines] == [[], []]
         assert fleet.administered.journal == [("update_asked", None), ("update", "no STABLE within 60 s")]
 
