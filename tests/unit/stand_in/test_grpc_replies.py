@@ -1,6 +1,7 @@
 """What a reply on gRPC is made of: prompt_info, outputs, finish_info, logprobs, text."""
 
 import math
+from typing import Any
 
 import pytest
 
@@ -166,7 +167,8 @@ async def test_integral_numbers_in_transfer_parameters_stay_integers_and_come_ba
         message.kv.kv_transfer_params.update({"do_remote_decode": True, "remote_block_ids": None})
         params = (await stand_in.generate(message)).outputs.finish_info.kv_transfer_params
         assert params["do_remote_prefill"] is True
-        assert params["remote_port"] == int(params["remote_port"]) > 0
+        port: Any = params["remote_port"]
+        assert port == int(port) > 0
         decode = request(prompt=[1, 2, 3], tokens=2)
         decode.kv.kv_transfer_params.update({"do_remote_prefill": True, "remote_prefill_cached_tokens": 2})
         assert (await stand_in.generate(decode)).outputs.finish_info.num_cached_tokens == 2
