@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup run test test-fast lint types bench real-workers proto clean
+.PHONY: setup run test test-fast lint types bench real-workers train proto clean
 
 setup: $(STAMP)
 
@@ -35,6 +35,10 @@ test-fast: lint types
 # impossible the tests that need them skip and say why.
 real-workers: setup
 	$(BIN)/python -m tests.workers.install || echo 'real workers: not installed; the tests that need them will say why'
+
+# A training loop on this machine, see examples/train: make train ARGS='--transport nixl'
+train: real-workers
+	$(BIN)/python -m examples.train $(ARGS)
 
 # Direct, through headrace, and with PEERS=1 through ai-dynamo and vllm-router.
 bench: setup
