@@ -29,7 +29,10 @@ class Settings(PluginSettings, frozen=True):
 
     #: What a token that a place has to compute for others costs, where one of the call's own costs 1. More of it balances better, less of
     #: it finds more cached.
-    load_weight: Annotated[float, Meta(ge=0)] = 0.4
+    load_weight: Annotated[float, Meta(ge=0)] = 0.3
+    #: How long it takes, in seconds, until half of what a place has computed lately no longer counts as its load. Between two turns a
+    #: session weighs on nobody, and comes back all the same.
+    recent_seconds: Annotated[float, Meta(gt=0)] = 30.0
     #: So many output tokens are expected of a call at first, then the mean of the last ones; fewer if its max_tokens says so.
     output_tokens: Annotated[int, Meta(ge=0)] = 512
     #: What a cached token is worth that lies in the worker's CPU memory, or in storage; in the GPU's memory it is 1.
@@ -51,7 +54,9 @@ class _Attempt(Struct, frozen=True):
 
     choice: Choice
     place: Place
-    load: int
+    #: Tokens of the prompt that had to be computed, and of the output that were expected.
+    prompt: int
+    output: int
 
 
 class KV:
@@ -61,9 +66,8 @@ class KV:
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = trio.current_time) -> None:
         self._settings = settings
-        self._clock = clock
         self._caches = Caches(most=settings.max_blocks, believe_seconds=settings.believe_seconds, clock=clock)
-        self._places = Places(self._caches, block_size=settings.block_size)
+        self._places = Places(self._caches, block_size=settings.block_size, recent_seconds=settings.recent_seconds, clock=clock)
         self._scorer = Scorer(self._caches, Weights(settings.load_weight, settings.cpu_weight, settings.storage_weight))
         self._followers = Followers(self._places, self._caches.index, settings.sources)
         self._hits = Hits()
@@ -78,6 +82,7 @@ class KV:
     def choose_worker(self, call: Call, workers: Sequence[Worker]) -> Choice:
         """See `core.hookspecs`."""
         self._followers.need()
+        self._places.cool()
         places = self._open_to(call, workers)
         turn = self._turn % len(places)
         match = self._scorer.best(call, places[turn:] + places[:turn])
@@ -91,9 +96,8 @@ class KV:
         place, prompt = match.place, match.prompt
         sampling = call.sampling
         output = min(sampling.max_tokens or self._output, self._output) * (sampling.n or 1)
-        attempt = _Attempt(choice, place, int(match.tokens + output))
-        self._attempts[id(choice)] = attempt
-        place.load += attempt.load
+        attempt = self._attempts[id(choice)] = _Attempt(choice, place, int(match.tokens), int(output))
+        place.load += attempt.prompt + attempt.output
         place.calls += 1
         self._turn += 1
         self._hits.prompt_tokens += len(call.token_ids)
@@ -110,7 +114,8 @@ class KV:
         if output_tokens:
             self._output += _LEARNING * (output_tokens / (call.sampling.n or 1) - self._output)
         if attempt := self._attempts.pop(id(choice), None):
-            attempt.place.load -= attempt.load
+            attempt.place.load -= attempt.prompt + attempt.output
+            attempt.place.recent += attempt.prompt + output_tokens
             attempt.place.calls -= 1
 
     @hookimpl

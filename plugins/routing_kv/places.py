@@ -1,5 +1,6 @@
 """The places where a call can go: a worker, or one of its data-parallel ranks, with what is known of its cache and of its load."""
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -27,9 +28,16 @@ class Place:
         #: Tokens that the calls which are there make it compute, and how many calls these are.
         self.load = 0
         self.calls = 0
+        #: What the calls that have ended lately made it compute, less of it as time goes by. Sessions that were here come back.
+        self.recent = 0.0
         self._cache = cache
         self._block_size = block_size
         self._version = worker.policy_version
+
+    @property
+    def work(self) -> float:
+        """What it has to compute for the calls that are there, and for those that are taken to follow, in tokens."""
+        return self.load + self.recent
 
     @property
     def block_size(self) -> int:
@@ -60,10 +68,13 @@ class Caches:
 
 
 class Places:
-    """All places, by worker."""
+    """All places, by worker. `recent_seconds` is how long it takes until half of what was computed lately is forgotten."""
 
-    def __init__(self, caches: Caches, *, block_size: int) -> None:
+    def __init__(self, caches: Caches, *, block_size: int, recent_seconds: float, clock: Callable[[], float]) -> None:
         self._caches = caches
+        self._recent_seconds = recent_seconds
+        self._clock = clock
+        self._cooled = -math.inf
         self._block_size = block_size
         self._by_worker: dict[Worker, tuple[Place, ...]] = {}
 
@@ -87,6 +98,16 @@ class Places:
         for place in places:
             place.close()
         return places
+
+    def cool(self) -> None:
+        """Let time go by, in steps of a second at least."""
+        now = self._clock()
+        if (passed := now - self._cooled) < 1:
+            return
+        self._cooled = now
+        left = 0.5 ** (passed / self._recent_seconds)
+        for place in self:
+            place.recent *= left
 
     def __iter__(self) -> Iterator[Place]:
         for places in self._by_worker.values():

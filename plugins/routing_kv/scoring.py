@@ -1,7 +1,7 @@
 """Which place is the best for a call: where most of its prompt is cached, unless too much is to be done there already.
 
-The cost of a place, in tokens, is what it would have to compute of the prompt, plus `load` times what it has to compute for others. A block
-in the engine's own memory saves all of its tokens, one that has to be fetched a part of them.
+The cost of a place, in tokens, is what it would have to compute of the prompt, plus `load` times its work: what it has to compute for
+others, and has computed lately. A block in the engine's own memory saves all of its tokens, one that has to be fetched a part of them.
 """
 
 import functools
@@ -55,7 +55,7 @@ class Scorer:
         ranked = (self._best(call, Prompt(call, size), [place for place in places if place.block_size == size]) for size in sizes)
         return min(ranked, key=lambda one: one[1])[0]
 
-    def _best(self, call: Call, prompt: Prompt, places: Sequence[Place]) -> tuple[Match, tuple[float, int, int]]:
+    def _best(self, call: Call, prompt: Prompt, places: Sequence[Place]) -> tuple[Match, tuple[float, float, int]]:
         cached, saved = self._cached(prompt, places)
         soon = believed = _NOTHING
         if tables := self._caches.soon.tables():
@@ -63,19 +63,19 @@ class Scorer:
         if tables := self._caches.believed.tables():
             believed = closed_depths(prompt, tables, _together(place.believed_bit for place in places))
         # Of those that have nothing of it, only the least loaded can be the best.
-        candidates = [min(places, key=_load)]
+        candidates = [min(places, key=_work)]
         if cached or soon or believed:
             candidates += [p for p in places if p.feed.holder.bit in cached or p.soon_bit in soon or p.believed_bit in believed]
         length, size, weight = len(call.token_ids), prompt.block_size, self._weights.load
-        least = math.inf, 0, 0
+        least = math.inf, 0.0, 0
         best = candidates[0], 0, False, 0.0
         for place in candidates:
             bit = place.feed.holder.bit
             blocks = cached.get(bit, 0)
             guess = max(soon.get(place.soon_bit, 0), believed.get(place.believed_bit, 0))
             left = length - size * (guess if guess > blocks else saved.get(bit, 0))
-            cost = left + weight * place.load
-            if cost <= least[0] and (rank := (cost, place.load, place.calls)) < least:
+            cost = left + weight * place.work
+            if cost <= least[0] and (rank := (cost, place.work, place.calls)) < least:
                 least, best = rank, (place, max(blocks, guess), guess > blocks, left)
         place, blocks, guessed, left = best
         return Match(place, prompt, blocks, guessed, left), least
@@ -93,8 +93,8 @@ class Scorer:
         return cached, saved
 
 
-def _load(place: Place) -> tuple[int, int]:
-    return place.load, place.calls
+def _work(place: Place) -> tuple[float, int]:
+    return place.work, place.calls
 
 
 def _together(bits: Iterable[int]) -> int:

@@ -106,7 +106,20 @@ def test_calls_that_nobody_has_anything_of_are_spread_by_load_and_by_turns():
     short = [bed.start(call_of(range(start, start + 40))) for start in range(2000, 3200, 100)]
     assert sum(choice.worker is long.worker for choice in short) <= 2
     bed.end(long, *short)
+    bed.now += 3600
     assert [bed.answer(call_of(range(start, start + 40)))[0] for start in (5000, 6000, 7000)] in (list("abc"), list("bca"), list("cab"))
+
+
+def test_what_was_computed_lately_counts_as_load_and_is_forgotten_by_halves():
+    bed = Bed(recent_seconds=10.0)
+    choice = bed.start(call_of(TOKENS))
+    place = bed.kv._places.at(choice.worker, None)
+    bed.end(choice, output_tokens=7)
+    assert (place.load, place.work) == (0, len(TOKENS) + 7)
+    bed.now += 10
+    bed.choose(call_of([1]))
+    assert place.work == pytest.approx((len(TOKENS) + 7) / 2)
+    assert bed.choose(call_of(range(1000, 1040))).worker is not choice.worker
 
 
 def test_load_is_what_the_attempts_that_run_have_to_compute():
