@@ -16,15 +16,15 @@ from core.fanout import gather, merge
 from core.fleet.worker import Worker
 from core.holding import Client, collect, holding
 from core.hookspecs import Choice
+from core.lifted import LiftedStream
 from core.metrics import Metrics
 from core.placement import Placement, Placer
 from core.registry import Registry
 from core.relayed import RelayedBody
-from core.reply import GenerateReply, Output
+from core.reply import GenerateReply
 from core.settings import nearest
 from core.versions import StreamedVersions, UnaryVersions
 from core.wire.http_relay import Answer
-from core.wire.lane import OutputStream
 
 log = structlog.stdlib.get_logger()
 
@@ -110,7 +110,7 @@ class Path:
             log.info("leg.settled", id=call.id, role=call.role, **_summary(outcome))
         return reply, outcome
 
-    async def _answer(self, call: Call, outcome: Outcome, begin: "_Begin", client: Client | None) -> GenerateReply:
+    async def _answer(self, call: Call, outcome: Outcome, begin: _Begin, client: Client | None) -> GenerateReply:
         tried: dict[Worker, str] = {}
         while True:
             attempt = await begin(call, tried)
@@ -132,7 +132,7 @@ class Path:
                     self._lost(attempt, place.worker, tried, error)
 
     @asynccontextmanager
-    async def stream(self, call: Call, outcome: Outcome, client: Client | None = None) -> AsyncGenerator["LiftedStream", None]:
+    async def stream(self, call: Call, outcome: Outcome, client: Client | None = None) -> AsyncGenerator[LiftedStream, None]:
         """The outputs of a call as they come, for a client by whose loss it is cancelled; entering waits for the first.
 
         Cancellation, and leaving early: the call is cancelled on its worker at once.
@@ -281,61 +281,6 @@ class Path:
         self._metrics.settled(outcome)
         log.info("call.settled", id=call.id, **_summary(outcome))
         self._registry.tell("call_settled", call=call, outcome=outcome)
-
-
-class LiftedStream:
-    """The outputs of a streamed call after the plugins have seen them."""
-
-    def __init__(
-        self, source: OutputStream, call: Call, outcome: Outcome, registry: Registry, versions: StreamedVersions | None = None
-    ) -> None:
-        self._source = source
-        self._call = call
-        self._outcome = outcome
-        self._registry = registry
-        self._versions = versions
-        self._first: list[Output] | None = None
-
-    async def start(self) -> None:
-        """Wait for the first output. Raises: `CallError`; `WorkerLost` when another worker may do better."""
-        self._first = await self._next()
-        self._outcome.first_output_seconds = perf_counter() - self._call.started
-
-    async def receive(self) -> list[Output]:
-        """Everything that has arrived, at least one output; an empty list is the end.
-
-        Cancellation: nothing is lost.
-        Raises: `CallError`.
-        """
-        if self._first is not None:
-            outputs, self._first = self._first, None
-        else:
-            outputs = await self._next()
-        for output in outputs:
-            try:
-                self._registry.call("lift_output", call=self._call, output=output)
-            finally:
-                self._count(output)
-        return outputs
-
-    def release(self) -> None:
-        """Reset the call on the worker at once, whatever the reader is doing."""
-        self._source.release()
-
-    async def _next(self) -> list[Output]:
-        if self._versions is None:
-            return await self._source.receive()
-        self._versions.wait()
-        outputs = await self._source.receive()
-        self._versions.tell(outputs)
-        return outputs
-
-    def _count(self, output: Output) -> None:
-        outcome = self._outcome
-        outcome.output_tokens += len(output.choice.token_ids)
-        outcome.prompt_tokens = output.prompt_tokens or outcome.prompt_tokens
-        if output.cached_tokens is not None:
-            outcome.cached_tokens = output.cached_tokens
 
 
 def _count(outcome: Outcome, reply: GenerateReply) -> None:
