@@ -7,6 +7,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from core.call import Outcome
+from core.errors import shorten
 from core.fleet.fleet import Fleet
 
 #: Rollouts take from milliseconds to hours.
@@ -70,6 +71,10 @@ class _FleetCollector(Collector):
             in_flight.add_metric([worker.id], worker.in_flight)
         yield states
         yield in_flight
-        quarantined = sum(worker.state == "quarantined" for worker in self._fleet.workers.values())
-        yield GaugeMetricFamily("headrace_quarantined_workers", "Workers that failed an update and take no calls", value=quarantined)
+        quarantined = [worker for worker in self._fleet.workers.values() if worker.state == "quarantined"]
+        yield GaugeMetricFamily("headrace_quarantined_workers", "Workers that failed an update and take no calls", value=len(quarantined))
+        reasons = GaugeMetricFamily("headrace_quarantine", "1 for each of these workers, with the reason", labels=["worker", "reason"])
+        for worker in quarantined:
+            reasons.add_metric([worker.id, shorten(worker.reason, 200)], 1)
+        yield reasons
         yield GaugeMetricFamily("headrace_gate_waiting", "Calls that wait at the gate", value=self._fleet.gate.waiting)

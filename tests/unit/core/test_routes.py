@@ -232,6 +232,7 @@ async def test_quarantined_workers_are_counted_and_their_reason_is_shown(status)
     rig.fleet.hold(rig.workers[0], "quarantined", "it failed in update_weights")
     text = rig.metrics.text()
     assert b"headrace_quarantined_workers 1.0" in text
+    assert b'headrace_quarantine{reason="it failed in update_weights",worker="a"} 1.0' in text
     assert b'headrace_worker_state{state="quarantined",worker="a"} 1.0' in text
     entry = rig.workers[0].describe()
     assert (entry["state"], entry["reason"]) == ("quarantined", "it failed in update_weights")
