@@ -1,7 +1,7 @@
 """What headrace has done to each worker, as far as it decides what may be done next; the state that it holds the worker in follows."""
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import structlog
@@ -77,6 +77,11 @@ class Standings:
             standing = self._of[worker.id] = Standing(instance_of(worker))
             standing.since = -math.inf
         return standing
+
+    @property
+    def fleet_workers(self) -> Mapping[str, Worker]:
+        """All workers by id, whoever is asked for."""
+        return self._fleet.workers
 
     def touch(self, workers: Iterable[Worker]) -> None:
         """Somebody is there who cares for these workers: their leases begin anew."""

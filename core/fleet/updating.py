@@ -277,9 +277,13 @@ class Updating:
         groups = [group for worker in workers if (group := self._standings.of(worker).group)]
         if not groups:
             return False
-        now = {worker.id: worker for worker in workers}
-        changes = groups[0].changes(now)
+        changes = groups[0].changes(self._standings.fleet_workers)
         members = {(member.id, member.instance) for member in groups[0].members}
+        asked = {worker.id for worker in workers}
+        others = [member.id for member in groups[0].members if member.id not in asked]
+        if others and not changes:
+            text = f"{operation.name}: {', '.join(others)} joined the trainer's group, too, and would be waited for: ask all of it"
+            raise CallError(HTTPStatus.CONFLICT, f"{text}, or let these join a group of their own")
         changes += [f"{worker.id} is not in it" for worker in workers if (worker.id, instance_of(worker)) not in members and not changes]
         if changes:
             text = f"{operation.name}: the trainer's group has changed: {'; '.join(changes)}. Let all join again, as they did at first"

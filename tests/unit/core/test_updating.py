@@ -354,6 +354,19 @@ async def test_a_worker_that_is_not_in_the_group_is_named():
             await fleet.start()
 
 
+async def test_a_part_of_a_group_is_not_updated_and_the_others_are_not_said_to_be_gone():
+    async with administered() as fleet:
+        await fleet.updating.join_group(fleet.workers, numbered, by="me")
+        with pytest.raises(CallError) as conflict:
+            await fleet.updating.start(fleet.workers[:1], by="me")
+        assert conflict.value.status == 409
+        assert conflict.value.message == (
+            "start_weight_update: w1 joined the trainer's group, too, and would be waited for: "
+            "ask all of it, or let these join a group of their own"
+        )
+        assert [engine.asked for engine in fleet.engines] == [["init"], ["init"]]
+
+
 async def test_a_group_that_one_could_not_join_is_none():
     async with administered() as fleet:
         fleet.engines[1].fails["init"] = [broken("timed out")]
