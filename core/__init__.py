@@ -13,9 +13,9 @@ from core.fleet.transport import WeightTransport, WeightUpdate
 from core.fleet.worker import Worker, WorkerInfo
 from core.hookspecs import Choice, hookimpl
 from core.northbound.asking import who
-from core.northbound.body import refusing
 from core.northbound.models import ModelCard
 from core.proxy import Proxy
+from core.refusals import refusing
 from core.reply import GenerateReply, Output, PromptTokensDetails
 from core.routes import Exchange, HTTPReply, HTTPRequest, Method, Routes
 from core.routing import ranks_for

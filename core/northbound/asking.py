@@ -4,8 +4,10 @@ from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import fields
 
 from core.errors import BadRequest
+from core.refusals import refusing
 from core.routes import HTTPRequest
 
 T = TypeVar("T", bound=Struct)
@@ -18,7 +20,7 @@ def who(request: HTTPRequest) -> str:
 
 def read_body(request: HTTPRequest, type_: type[T]) -> T:
     """The body as JSON of that type. Raises: `BadRequest`."""
-    try:
+    if not request.body.strip():
+        raise BadRequest(f"a JSON body is needed, with {', '.join(field.encode_name for field in fields(type_))}")
+    with refusing("", type_):
         return msgspec.json.decode(request.body, type=type_)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise BadRequest(f"the body: {error}") from error

@@ -1,8 +1,6 @@
 """The body of `/inference/v1/generate` as a `Call`: parsed once, typed, with the keys that the core doesn't know kept aside."""
 
-import re
-from collections.abc import Generator, Iterable, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Final, Literal
 from uuid import uuid4
 
@@ -11,10 +9,9 @@ from msgspec import Meta, Raw, Struct
 
 from core.call import BODY_KEYS, Call, ReasoningParserKwargs, SamplingParams, StreamOptions, TokenId
 from core.errors import BadRequest
+from core.refusals import refusing
 from core.wire.needs import SAMPLING_NEEDS, STREAMED_PROMPT_LOGPROBS
 
-_WHERE: Final = re.compile(r"(.*) - at (`key` in )?`\$(.*)`", re.DOTALL)
-_MISSING: Final = re.compile(r"Object missing required field `(\w+)`")
 RANK_HEADER: Final = "x-data-parallel-rank"
 _MAX_ID: Final = 256
 _RANK_DIGITS: Final = 10
@@ -58,6 +55,7 @@ class _Decoder:
 
     def __init__(self, known: type[Struct], any_: type[Struct], keys: Iterable[str]) -> None:
         self._known = msgspec.json.Decoder(known)
+        self._type = any_
         self._any = msgspec.json.Decoder(any_)
         self._members = msgspec.json.Decoder(dict[str, Raw])
         self._keys = frozenset(keys)
@@ -67,7 +65,7 @@ class _Decoder:
             return self._known.decode(data), {}
         except (msgspec.MsgspecError, RecursionError):
             pass
-        with refusing(path):
+        with refusing(path, self._type):
             value = self._any.decode(data)
             members = self._members.decode(data)
         return value, {key: raw for key, raw in members.items() if key not in self._keys}
@@ -174,28 +172,3 @@ def _needs(sampling: SamplingParams, *, stream: bool) -> set[str]:
 def _decode(raw: Raw, path: str) -> Any:
     with refusing(path):
         return msgspec.json.decode(raw)
-
-
-@contextmanager
-def refusing(path: str) -> Generator[None, None, None]:
-    """What can't be decoded becomes a `BadRequest` that names the field; `path` is where the decoded JSON stands, empty for the body."""
-    try:
-        yield
-    except msgspec.MsgspecError as error:
-        raise _bad(error, path) from error
-    except RecursionError as error:
-        raise BadRequest(f"{path or 'the body'}: it is nested too deeply", param=path or None) from error
-
-
-def _bad(error: msgspec.MsgspecError, path: str) -> BadRequest:
-    """The error with the field's path: msgspec says "Expected `int`, got `str` - at `$.seed`", or "at `key` in `$.logit_bias`"."""
-    if not isinstance(error, msgspec.ValidationError):
-        return BadRequest(f"the body is not JSON: {error}")
-    message, where = str(error), ""
-    if found := _WHERE.fullmatch(message):
-        message, in_key, where = found.groups()
-        message = f"a key: {message}" if in_key else message
-    elif found := _MISSING.fullmatch(message):
-        message, where = "this field is required", f".{found[1]}"
-    field = f"{path}{where}".lstrip(".")
-    return BadRequest(f"{field}: {message}" if field else message, param=field or None)

@@ -15,9 +15,10 @@ from core.call import Call, Outcome, SamplingParams
 from core.errors import CallError
 from core.hookspecs import Choice
 from core.northbound.answering import answering, reply_headers, send_error
-from core.northbound.body import RANK_HEADER, call_id, rank_of, refusing
+from core.northbound.body import RANK_HEADER, call_id, rank_of
 from core.northbound.headers import encode_headers
 from core.path import Path
+from core.refusals import refusing
 from core.relayed import RelayedBody
 from core.routes import Exchange
 from core.serving.client import Client, Clients

@@ -10,6 +10,7 @@ from core.errors import BadRequest
 from core.fleet.administration import Administration
 from core.fleet.progress import UpdateRequest
 from core.northbound.asking import who
+from core.refusals import refusing
 from core.routes import HTTPReply, HTTPRequest, Routes
 
 _Text = Annotated[str, Meta(pattern=r"\S", max_length=1000)]
@@ -66,9 +67,9 @@ def add_update_routes(routes: Routes, administration: Administration) -> None:
 
 
 def _read(request: HTTPRequest) -> tuple[Posted, Mapping[str, Any]]:
-    try:
+    if not request.body.strip():
+        raise BadRequest("a JSON body is needed, with version and transport at least")
+    with refusing("", Posted):
         body = msgspec.json.decode(request.body, type=dict[str, Any])
         posted = msgspec.convert(body, Posted)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise BadRequest(f"the body: {error}") from error
     return posted, {key: value for key, value in body.items() if key not in Posted.__struct_fields__}

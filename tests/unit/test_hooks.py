@@ -497,7 +497,7 @@ async def test_hook_translate_weight_update(opened):
     assert seen == [{"folder": "/w"}, {"fodler": "/w"}]
     assert called == [{"method": "reload_weights", "kwargs": {"weights_path": "/w"}}]
     assert engine.version == "7"
-    assert (refused.status, refused.json["error"]["message"]) == (400, "the body: Object contains unknown field `fodler`")
+    assert (refused.status, refused.json["error"]["message"]) == (400, "fodler: there is no such key here; known are update_info")
 
 
 async def test_hook_number_ranks(opened):
