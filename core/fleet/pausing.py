@@ -1,13 +1,13 @@
 """Pausing and resuming a cohort, putting it to sleep and waking it up."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 
 import structlog
 import trio
 
 from core.errors import CallError
-from core.fleet.control import PauseMode, WorkerControl
+from core.fleet.control import ControlFailed, PauseMode, WorkerControl
 from core.fleet.operations import FleetFailed, Operation, Operations
 from core.fleet.standing import Standings
 from core.fleet.worker import Worker
@@ -51,11 +51,19 @@ class Pausing:
         await self._operations.do("pause", workers, work, by=by, same=f"{mode} {clear_cache}")
 
     async def stop(
-        self, operation: Operation, workers: Sequence[Worker], mode: PauseMode, *, clear_cache: bool, also: Sequence[Worker] = ()
+        self,
+        operation: Operation,
+        workers: Sequence[Worker],
+        mode: PauseMode,
+        *,
+        clear_cache: bool,
+        also: Sequence[Worker] = (),
+        scope: trio.CancelScope | None = None,
     ) -> None:
         """Pause, as a part of an operation, workers whose standing says already that they are paused; `also` were paused before.
 
-        Calls that their clients have just given up end first: a frozen engine would keep them. When one fails, `workers` go on.
+        Calls that their clients have just given up end first: a frozen engine would keep them. When one fails, `workers` go on. When
+        `scope` is cancelled nobody is waited for any more; who has heard of the pause may still do it.
 
         Raises: `FleetFailed`.
         """
@@ -67,16 +75,24 @@ class Pausing:
         for _ in range(_TICKS):
             await trio.lowlevel.checkpoint()
         deadline = None if mode == "wait" else self._deadline
-        paused = await operation.ask([*workers, *also], pause, deadline=deadline)
-        if paused.failures:
+        failures: Mapping[Worker, ControlFailed] = {}
+        with scope or trio.CancelScope():
+            failures = (await operation.ask([*workers, *also], pause, deadline=deadline)).failures
+        if failures:
             # Who failed may have paused all the same.
             await self.start_again(operation, workers)
-            raise FleetFailed(operation.name, paused.failures, "No worker was paused by this")
+            raise FleetFailed(operation.name, failures, "No worker was paused by this")
 
     async def freeze(
-        self, operation: Operation, workers: Sequence[Worker], mode: PauseMode = "keep", *, clear_cache: bool = False
+        self,
+        operation: Operation,
+        workers: Sequence[Worker],
+        mode: PauseMode = "keep",
+        *,
+        clear_cache: bool = False,
+        scope: trio.CancelScope | None = None,
     ) -> list[Worker]:
-        """Pause for an update, as a part of an operation, those workers that nobody has paused; gives them.
+        """Pause for an update, as a part of an operation, those workers that nobody has paused; gives them. `scope`: see `stop`.
 
         Raises: `FleetFailed`; then they go on.
         """
@@ -89,17 +105,25 @@ class Pausing:
             standing.paused, standing.left_frozen = "trainer" if standing.waits else "update", False
             self._standings.show(worker)
         self._standings.note_frozen()
-        await self.stop(operation, running, mode, clear_cache=clear_cache, also=found)
+        await self.stop(operation, running, mode, clear_cache=clear_cache, also=found, scope=scope)
         for worker in found:
             self._standings.of(worker).paused = "trainer"
         return running
 
     async def start_again(self, operation: Operation, workers: Sequence[Worker]) -> None:
-        """Resume, as a part of an operation, what it has paused. A worker that doesn't is left to its probes."""
-        resumed = await operation.ask(workers, lambda control: control.resume(), deadline=self._deadline)
-        for worker in workers:
+        """Resume, as a part of an operation, what it has paused, each as soon as it can. A worker that doesn't is left to its probes."""
+
+        def let_go(worker: Worker, *, running: bool) -> None:
             self._standings.of(worker).paused, self._standings.of(worker).left_frozen = "", False
-            self._standings.show(worker, running=worker in resumed.good)
+            self._standings.show(worker, running=running)
+
+        async def resume(control: WorkerControl) -> None:
+            await control.resume()
+            let_go(control.worker, running=True)
+
+        resumed = await operation.ask(workers, resume, deadline=self._deadline)
+        for worker in resumed.failures:
+            let_go(worker, running=False)
         self._standings.note_frozen()
 
     async def resume(self, workers: Sequence[Worker], *, by: str) -> None:

@@ -61,8 +61,9 @@ class Update:
         #: What the transport is told.
         self.told = WeightUpdate(id_, request.version, options, Cohort.of(workers))
         self.phase: Phase = "preparing"
-        #: Somebody has given it up: what still prepares or applies ends.
+        #: Somebody has given it up.
         self.given_up_by = ""
+        #: What ends then.
         self.scopes: list[trio.CancelScope] = []
         #: Its operation runs, or waits for its turn: from here on nothing that was asked for earlier may follow it.
         self.begun = False
@@ -102,10 +103,15 @@ class Update:
         self.told = replace(self.told, cohort=Cohort.of(self.workers))
 
     def give_up(self, by: str) -> None:
-        """End it where it can be ended: while it prepares, or while workers get their weights, which are broken then."""
+        """End it where it can be ended: before workers get their weights, or while they do, and are broken then."""
         self.given_up_by = by
         for scope in self.scopes:
             scope.cancel()
+
+    def demand_wanted(self) -> None:
+        """Raises: `CallError` (409) when it was given up."""
+        if self.given_up_by:
+            raise CallError(HTTPStatus.CONFLICT, f"update: given up by {self.given_up_by}")
 
     def note(self) -> dict[str, Any]:
         """What the journal says of it, beside the operation's outcome."""

@@ -38,14 +38,20 @@ class Transaction:
         """Pause, apply, verify, resume.
 
         Cancellation (headrace ends): the workers stay as they are; the journal has what a new headrace needs to know.
-        Raises: `FleetFailed`, which names each worker that failed; `CallError` (409) when the trainer's group isn't whole any more.
+        Raises: `FleetFailed`, which names each worker that failed; `CallError` (409) when the trainer's group isn't whole any more, or
+        the update was given up before anybody was asked to take the weights: then whom it has paused goes on.
         """
         workers, request = update.workers, update.request
         if not update.transport.repeatable:
             self._updating.demand_group(operation, workers)
         update.phase = "pausing"
         self._standings.rejoin(workers)
-        paused = await self._pausing.freeze(operation, workers, request.mode, clear_cache=request.clear_cache)
+        pausing = trio.CancelScope()
+        update.scopes.append(pausing)
+        paused = await self._pausing.freeze(operation, workers, request.mode, clear_cache=request.clear_cache, scope=pausing)
+        if update.given_up_by:
+            await self._pausing.start_again(operation, paused)
+            update.demand_wanted()
         for worker in workers:
             update.progress[worker.id].status = "paused"
         await self._updating.abandon(operation, workers)

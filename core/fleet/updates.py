@@ -13,7 +13,7 @@ import trio
 
 from core.errors import BadRequest, CallError, NotFound, NoWorker
 from core.fleet.journal import Entry, Journal
-from core.fleet.operations import Operations
+from core.fleet.operations import Operation, Operations
 from core.fleet.progress import Update, UpdateRequest
 from core.fleet.transport import WeightTransport
 from core.fleet.update import Transaction
@@ -112,14 +112,18 @@ class Updates:
         try:
             await self._prepare(update)
             update.begun = True
-            await self._operations.do(
-                "update",
-                update.workers,
-                lambda operation: self._transaction.run(update, operation),
-                by=update.by,
-                same=update.id,
-                note=update.note(),
-            )
+            with trio.CancelScope() as waiting:
+                update.scopes.append(waiting)
+                await self._operations.do(
+                    "update",
+                    update.workers,
+                    lambda operation: self._run(update, operation, waiting),
+                    by=update.by,
+                    same=update.id,
+                    note=update.note(),
+                )
+            if waiting.cancelled_caught:
+                update.demand_wanted()
         except CallError as error:
             failure = error
         except Exception as error:
@@ -131,6 +135,12 @@ class Updates:
             update.end(failure)
             log.info("update.ended", **update.note(), outcome=failure.message if failure else "ok", seconds=update.seconds)
 
+    async def _run(self, update: Update, operation: Operation, waiting: trio.CancelScope) -> None:
+        """Its turn has come: from here on whoever gives it up waits until everybody is as it should be."""
+        update.demand_wanted()
+        update.scopes.remove(waiting)
+        await self._transaction.run(update, operation)
+
     async def _prepare(self, update: Update) -> None:
         """Let the transport prepare. Raises: `CallError`, after the journal was told: no operation has begun that would."""
         failure: CallError | None = None
@@ -141,7 +151,7 @@ class Updates:
                     if one.begun:
                         await one.done.wait()
                 await update.transport.prepare(update.told)
-            self._demand_wanted(update, given_up=scope.cancelled_caught)
+            self._demand_wanted(update)
             update.demand_cohort()
         except CallError as error:
             failure = error
@@ -155,9 +165,8 @@ class Updates:
             self._journal.add("update", workers, by=update.by, **update.note(), outcome=failure.message, seconds=update.seconds)
             raise failure
 
-    def _demand_wanted(self, update: Update, *, given_up: bool) -> None:
-        if given_up:
-            raise CallError(HTTPStatus.CONFLICT, f"update: given up by {update.given_up_by}")
+    def _demand_wanted(self, update: Update) -> None:
+        update.demand_wanted()
         order = list(self._updates.values())
         for later in order[order.index(update) + 1 :]:
             if later.begun and not set(later.workers).isdisjoint(update.workers):

@@ -55,7 +55,7 @@ def add_update_routes(routes: Routes, administration: Administration) -> None:
         return HTTPReply.json(administration.updates.describe(request.parameters["id"]))
 
     async def give_up(request: HTTPRequest) -> HTTPReply:
-        """202: what the update is doing ends; workers in the middle of getting their weights are quarantined."""
+        """202: the update ends, and whom it has paused goes on; workers in the middle of getting their weights are quarantined."""
         update = administration.updates.get(request.parameters["id"])
         update.give_up(who(request))
         return HTTPReply.json(update.describe(), 202)

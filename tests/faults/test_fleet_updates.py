@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,13 @@ import httpx
 import pytest
 
 from tests import workers
+from tests.faults.clients import body, call
 from tests.faults.oracle import INIT, UPDATE, by_path, by_steps, first_token, tokens_by_version, watched
 from tests.faults.test_updates import calls, generate, get, go_on, hammered, post, succeed
 from tests.proxy import RunningProxy, headrace, wait_for
 from tests.workers import RunningWorker
 from tests.workers.processes import free_ports
+from tests.workers.scripted_engine import Behaviour
 
 #: headrace doesn't look for the files: the workers of these tests read none.
 SETTINGS = """
@@ -216,6 +219,25 @@ def test_one_that_refuses_to_pause_leaves_nobody_paused_and_nobody_updated(scrip
         go_on(count)
     assert "update failed on w1: " in response.json()["error"]["message"]
     assert proxy.states() == {"w0": "ready", "w1": "ready"}
+    assert are_paused(*both) == [False, False]
+    assert [calls(worker, "reload_weights") for worker in both] == [[], []]
+
+
+@pytest.mark.real
+def test_one_that_is_given_up_while_a_long_call_is_waited_for_leaves_nobody_paused_and_nobody_updated(scripted: Pair):
+    proxy, *both = scripted
+    with ThreadPoolExecutor(1) as pool:
+        long = pool.submit(call, proxy, body([Behaviour.SLOW, 5], 100))
+        wait_for(lambda: proxy.in_flight() == 1)
+        id_ = post(proxy, "/fleet/updates", asked("7", mode="wait")).json()["id"]
+        wait_for(lambda: get(proxy, f"/fleet/updates/{id_}")["phase"] == "pausing")
+        httpx.delete(f"{proxy.url}/fleet/updates/{id_}").raise_for_status()
+        shown = ended(proxy, id_)
+        assert not long.done()
+        assert (shown["status"], shown["error"].startswith("update: given up by 127.0.0.1")) == ("failed", True)
+        assert proxy.states() == {"w0": "ready", "w1": "ready"}
+        assert generate(proxy).status_code == 200
+        assert long.result().status_code == 200
     assert are_paused(*both) == [False, False]
     assert [calls(worker, "reload_weights") for worker in both] == [[], []]
 

@@ -301,6 +301,48 @@ async def test_one_that_is_given_up_while_it_prepares_has_paused_nobody():
         assert (update.failure.message, fleet.engines[0].asked) == ("update: given up by somebody", [])
 
 
+async def test_one_that_is_given_up_while_workers_pause_ends_at_once_and_they_go_on():
+    async with fleet_of() as fleet:
+        fleet.engines[1].stalls["pause"] = trio.Event()  # a long call is running there
+        update = fleet.ask("8", mode="wait")
+        await wait_all_tasks_blocked()
+        assert (update.phase, fleet.states) == ("pausing", ["paused", "paused"])
+        update.give_up("somebody")
+        await update.done.wait()
+        assert update.failure
+        assert (update.failure.status, update.failure.message) == (409, "update: given up by somebody")
+        assert (fleet.states, fleet.paused, fleet.courier.applied) == (["ready", "ready"], [False, False], [])
+        assert fleet.administered.journal[-1] == ("update", "update: given up by somebody")
+
+
+async def test_who_goes_on_after_an_update_was_given_up_waits_for_nobody_else(autojump_clock):
+    async with fleet_of(deadline=60.0) as fleet:
+        fleet.engines[1].stalls = {"pause": trio.Event(), "resume": trio.Event()}  # it hangs
+        update = fleet.ask("8")
+        await trio.sleep(1)
+        update.give_up("somebody")
+        await trio.sleep(1)
+        assert fleet.states == ["ready", "paused"]
+        await update.done.wait()
+        assert (fleet.paused, fleet.courier.applied) == ([False, False], [])
+
+
+async def test_one_that_is_given_up_while_it_waits_for_its_turn_ends_at_once():
+    async with fleet_of() as fleet, trio.open_nursery() as nursery:
+        fleet.engines[1].stalls["pause"] = trio.Event()
+        nursery.start_soon(fleet.administered.pause)
+        await wait_all_tasks_blocked()
+        update = fleet.ask("8")
+        await wait_all_tasks_blocked()
+        update.give_up("somebody")
+        await update.done.wait()
+        assert update.failure
+        assert update.failure.message == "update: given up by somebody"
+        fleet.engines[1].stalls["pause"].set()
+        await wait_all_tasks_blocked()
+        assert (fleet.states, fleet.paused, fleet.courier.applied) == (["paused", "paused"], [True, True], [])
+
+
 async def test_one_that_is_given_up_while_workers_get_their_weights_leaves_these_quarantined():
     async with fleet_of(repeatable=False) as fleet:
         fleet.courier.stalls["w1"] = trio.Event()  # its trainer is dead, say, and nobody will ever send
