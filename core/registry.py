@@ -294,6 +294,9 @@ def load_plugins(settings: Settings, *, only: Collection[str] | None = None) -> 
         for name in names:
             if name not in found:
                 raise SettingsError(f"plugins.{key or name}: there is no plugin {name!r}: {nearest(name, list(found))}")
+    for name in only or ():
+        if name not in found:
+            raise SettingsError(f"there is no plugin {name!r}: {nearest(name, list(found))}")
     wanted = found if only is None else {name: entry for name, entry in found.items() if name in only}
     registry = Registry(list(_load_all(wanted, choice)), settings.routing.policies)
     registry.check(settings.routing)

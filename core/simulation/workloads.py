@@ -3,31 +3,36 @@
 import random
 from collections.abc import Callable, Iterator, Mapping
 from itertools import count
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from core.simulation.trace import BLOCK_SIZE, Turn
+
+_Count = Annotated[int, Meta(ge=1, le=1_000_000)]
+_Tokens = Annotated[int, Meta(ge=0, le=1_000_000)]
+_Seconds = Annotated[float, Meta(ge=0, le=1_000_000)]
 
 
 class Workload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is rolled out. Lengths are in tokens; those of outputs and of tools' answers are lognormal around their medians."""
 
     #: Training steps; each has a policy version, and so a salt, of its own.
-    steps: int = 4
+    steps: _Count = 4
     #: Seconds from one step's prompts to the next one's.
-    step_seconds: float = 60.0
+    step_seconds: _Seconds = 60.0
     #: Prompts in a step.
-    groups: int = 32
+    groups: _Count = 32
     #: Rollouts of each prompt, all at once.
-    rollouts: int = 8
-    turns: int = 1
+    rollouts: _Count = 8
+    turns: _Count = 1
     #: At the head of every prompt: the instructions, the tools.
-    shared_tokens: int = 1024
-    prompt_tokens: int = 1024
-    output_tokens: int = 512
+    shared_tokens: _Tokens = 1024
+    prompt_tokens: _Tokens = 1024
+    output_tokens: _Tokens = 512
     #: What a tool answers between two turns, and how long it takes at the median, in seconds.
-    tool_tokens: int = 256
-    tool_seconds: float = 2.0
+    tool_tokens: _Tokens = 256
+    tool_seconds: _Seconds = 2.0
 
     def trace(self, seed: int = 0) -> Iterator[Turn]:
         """The turns; the same for the same seed."""

@@ -1,13 +1,18 @@
 """`headrace new-plugin NAME`: a package of its own with a plugin that works, its settings, and its tests."""
 
+import keyword
 import re
 from collections.abc import Iterator, Mapping
+from importlib.metadata import entry_points
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 from typing import Final
 
 import click
+
+from core.registry import GROUP
 
 #: As entry points and distributions are named.
 _NAME: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
@@ -28,6 +33,11 @@ def new_plugin(name: str, folder: Path | None) -> None:
     """Write the package of a new plugin: one that works, with settings, a metric and tests, for you to change."""
     if not _NAME.fullmatch(name):
         raise click.UsageError(f"{name!r}: a plugin's name is words in lower case, joined by single hyphens: quiet-hours")
+    module = name.replace("-", "_")
+    if keyword.iskeyword(module) or find_spec(module):
+        raise click.UsageError(f"{name!r}: Python has something of that name already; take another one")
+    if name in entry_points(group=GROUP).names:
+        raise click.UsageError(f"{name!r}: there is a plugin of that name already (headrace plugins); take another one")
     target = folder or Path(f"headrace-{name}")
     if target.exists() and any(target.iterdir()):
         raise click.ClickException(f"{target}: there is something already")

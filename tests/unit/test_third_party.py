@@ -53,6 +53,13 @@ def test_a_name_that_can_not_be_a_plugins_is_refused(name: str):
     assert "a plugin's name is words in lower case" in result.output
 
 
+@pytest.mark.parametrize("name", ["import", "json", "trio", "core", "session"])
+def test_a_name_that_is_taken_is_refused(name: str, tmp_path: Path):
+    result = CliRunner().invoke(main, ["new-plugin", name, "--folder", str(tmp_path / "new")])
+    assert result.exit_code != 0
+    assert "of that name already" in result.output
+
+
 def test_nothing_is_overwritten(tmp_path: Path):
     (tmp_path / "mine.py").touch()
     result = CliRunner().invoke(main, ["new-plugin", "mine", "--folder", str(tmp_path)])

@@ -24,6 +24,12 @@ def test_policies_are_compared_on_one_trace():
     assert 1 <= judged["imbalance"] < 2
 
 
+def test_policies_joined_by_commas_are_asked_in_turn():
+    result = simulate(*SMALL, "--policy", "session,round-robin")
+    assert result.exit_code == 0, result.output
+    assert "| session,round-robin | " in result.output
+
+
 def test_the_same_seed_gives_the_same_numbers():
     assert simulate(*SMALL, "--seed", "3").output == simulate(*SMALL, "--seed", "3").output
 
@@ -43,12 +49,17 @@ def test_the_plot_is_a_picture(tmp_path: Path):
 @pytest.mark.parametrize(
     ("arguments", "wrong"),
     [
-        (["--policy", "round-robbin"], "no loaded plugin 'round-robbin' chooses workers"),
-        (["--set", "turns=many"], "--set: Expected `int`, got `str` - at `$.turns`"),
-        (["--set", "tunrs=2"], "--set: Object contains unknown field `tunrs`"),
+        (["--policy", "round-robbin"], "there is no plugin 'round-robbin': did you mean 'round-robin'?"),
+        (["--policy", "stand-in"], "no loaded plugin 'stand-in' chooses workers"),
+        (["--set", "turns=many"], "--set: turns: Expected `int`, got `str`"),
+        (["--set", "steps=0"], "--set: steps: Expected `int` >= 1"),
+        (["--set", "step_seconds=inf"], "--set: step_seconds: Expected `float` <= 1000000"),
+        (["--decode-seconds", "nan"], "Invalid value for --decode-seconds: it must be a number"),
+        ([*SMALL, "--save-trace", "/there/is/no/folder"], "--save-trace: "),
+        (["--set", "tunrs=2"], "--set: tunrs: there is no such key here; did you mean 'turns'?"),
         (["--trace", __file__], "test_simulate.py:1: Expected `object`, got `str`"),
         (["--trace", __file__, "--workload", "agents"], "two sources of turns"),
-        ([*SMALL, "--plot", "plot.nothing"], "--plot: Format 'nothing' is not supported"),
+        (["--plot", "plot.nothing"], "a picture's name ends in .png, .svg or .pdf"),
     ],
 )
 def test_what_can_not_be_simulated_is_refused_in_words(arguments: list[str], wrong: str):
