@@ -20,7 +20,7 @@ class Headrace:
     """Its routes. Each method raises `click.ClickException` with headrace's own words when it refuses, or when it can't be reached."""
 
     def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/")
+        self.url = (url if "://" in url else f"http://{url}").rstrip("/")
 
     def get(self, path: str, type_: type[T]) -> T:
         """The answer to a GET."""
@@ -49,7 +49,8 @@ class Headrace:
         try:
             # Who has set a proxy for the world outside doesn't mean this.
             url = f"{self.url}{path}"
-            response = httpx.request(method, url, json=body, params=query, headers=headers, timeout=_TIMEOUT, trust_env=False)
+            sent = {"user-agent": "headrace", **(headers or {})}
+            response = httpx.request(method, url, json=body, params=query, headers=sent, timeout=_TIMEOUT, trust_env=False)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise click.ClickException(f"no headrace answers at {self.url} (--url, $HEADRACE_URL): {error}") from error
         if not response.is_success:
