@@ -5,11 +5,24 @@ hooks of each call and one of each token. Which plugins there are, and what they
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final, cast
 
 import pluggy
+import trio
 
 HookCall = Callable[..., Any]
+
+_ENDS: Final = (trio.Cancelled, KeyboardInterrupt, GeneratorExit)
+
+
+def is_end(error: BaseException) -> bool:
+    """Whether a hook that raises this only passes on that its task or headrace ends: no plugin is to blame for it.
+
+    `SystemExit` is none: a plugin that raises it (`argparse` does, for what it can't parse) has failed, and ends nothing but its call.
+    """
+    if isinstance(error, BaseExceptionGroup):
+        return cast("BaseExceptionGroup[BaseException]", error).subgroup(_ENDS) is not None
+    return isinstance(error, _ENDS)
 
 
 def direct(caller: pluggy.HookCaller) -> HookCall:

@@ -12,6 +12,7 @@ from core.explaining import Explainer
 from core.fleet.administration import Administration
 from core.fleet.fleet import Fleet
 from core.fleet.transport import by_name
+from core.hookcalls import is_end
 from core.hookspecs import Choice
 from core.log import configure_log
 from core.metrics import Metrics
@@ -94,7 +95,9 @@ class Proxy:
         """Run a plugin's service; its failure is the plugin's, not the proxy's."""
         try:
             await service()
-        except Exception:
+        except BaseException as error:
+            if is_end(error):
+                raise
             log.exception("service.failed", plugin=name)
 
 

@@ -17,7 +17,7 @@ import structlog
 from msgspec import Struct
 
 from core.errors import CallError, PluginFault
-from core.hookcalls import HookCall, direct
+from core.hookcalls import HookCall, direct, is_end
 from core.hookspecs import CALL_HOOKS, HOOKS, PROJECT, Choice, HookSpecs
 from core.settings import PluginSettings, PluginsSettings, RoutingSettings, Settings, SettingsError, convert_settings, nearest
 
@@ -105,7 +105,9 @@ class Registry:
             choice = self._choosing[policy](call=call, workers=workers)
         except CallError:
             raise
-        except Exception as error:
+        except BaseException as error:
+            if is_end(error):
+                raise
             raise PluginFault(policy, "choose_worker", error) from error
         if choice is not None and (not isinstance(choice, Choice) or not _is_possible(choice, call, workers)):
             raise PluginFault(policy, "choose_worker", ValueError("chose what is not one of the eligible workers, or none of its ranks"))
@@ -117,7 +119,9 @@ class Registry:
             if loaded.name in self._active:
                 try:
                     yield loaded.name, self._alone(hook, loaded)(**arguments)
-                except Exception as error:  # noqa: BLE001 - a plugin may raise anything, and that is its answer
+                except BaseException as error:
+                    if is_end(error):
+                        raise
                     yield loaded.name, error
 
     def call(self, hook: str, **arguments: Any) -> Any:
@@ -132,7 +136,9 @@ class Registry:
             return caller(**arguments)
         except CallError:
             raise
-        except Exception as error:
+        except BaseException as error:
+            if is_end(error):
+                raise
             raise PluginFault(self.culprit(error), hook, error) from error
 
     def tell(self, hook: str, *, only: Collection[str] | None = None, **arguments: Any) -> None:
@@ -144,7 +150,9 @@ class Registry:
                 continue
             try:
                 caller(**arguments)
-            except Exception as error:
+            except BaseException as error:
+                if is_end(error):
+                    raise
                 log.exception("plugin.failed", plugin=name, hook=hook, error=type(error).__name__)
 
     async def prepare_call(self, call: "Call") -> None:
@@ -159,7 +167,9 @@ class Registry:
                     await awaitable
             except CallError:
                 raise
-            except Exception as error:
+            except BaseException as error:
+                if is_end(error):
+                    raise
                 raise PluginFault(name, "prepare_call", error) from error
 
     async def begin_attempt(self, call: "Call") -> "Call":
@@ -174,7 +184,9 @@ class Registry:
                     call = await awaitable or call
             except CallError:
                 raise
-            except Exception as error:
+            except BaseException as error:
+                if is_end(error):
+                    raise
                 raise PluginFault(name, "begin_attempt", error) from error
         return call
 
@@ -184,7 +196,9 @@ class Registry:
             try:
                 for awaitable in self._alone("prepare_worker", loaded)(worker=worker):
                     await awaitable
-            except Exception as error:
+            except BaseException as error:
+                if is_end(error):
+                    raise
                 raise PluginFault(loaded.name, "prepare_worker", error) from error
 
     def implements(self, hook: str) -> bool:

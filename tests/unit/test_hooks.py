@@ -391,12 +391,13 @@ async def test_hook_run_service(opened):
     assert seen == [proxy, "ended"]
 
 
-async def test_hook_run_service_that_fails_leaves_the_proxy_running(opened):
+@pytest.mark.parametrize("error", [ValueError("mine"), SystemExit(2)])
+async def test_hook_run_service_that_fails_leaves_the_proxy_running(opened, error):
     class Plugin:
         @hookimpl
         def run_service(self, proxy: Proxy):
             async def service() -> None:
-                raise ValueError("mine")
+                raise error
 
             return service
 

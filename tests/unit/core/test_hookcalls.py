@@ -1,11 +1,12 @@
 """Hooks called without pluggy: the same plugins, in the same order, with the same result."""
 
+import asyncio
 import itertools
 
 import pluggy
 import pytest
 
-from core.hookcalls import direct
+from core.hookcalls import direct, is_end
 
 spec, impl = pluggy.HookspecMarker("test"), pluggy.HookimplMarker("test")
 
@@ -78,3 +79,15 @@ def test_an_exception_comes_out_as_it_is():
 
     with pytest.raises(ZeroDivisionError):
         direct(managing(Broken()).hook.ask)(a=1, b=2)
+
+
+@pytest.mark.parametrize("error", [SystemExit(2), asyncio.CancelledError(), BaseExceptionGroup("", [SystemExit(2), ValueError()])])
+def test_what_a_plugin_has_done_is_no_end(error):
+    assert not is_end(error)
+
+
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), GeneratorExit(), BaseExceptionGroup("", [ExceptionGroup("", [ValueError()]), KeyboardInterrupt()])]
+)
+def test_an_end_that_was_asked_for_is_one(error):
+    assert is_end(error)

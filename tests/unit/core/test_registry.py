@@ -3,6 +3,7 @@
 from importlib.metadata import EntryPoint
 
 import pytest
+import trio
 
 from core import registry as registry_module
 from core.call import Call
@@ -218,13 +219,48 @@ def test_a_refusal_is_no_fault():
     assert raised.value is refusal
 
 
-def test_what_only_tells_is_told_to_each_plugin_whatever_another_does():
+def test_a_plugin_that_raises_system_exit_is_at_fault_and_ends_nothing():
+    with pytest.raises(PluginFault, match="plugin 'a' failed in receive_call: SystemExit"):
+        Registry([Loaded("a", failing(SystemExit(2)))]).call("receive_call", call=make_call())
+
+
+async def test_a_plugin_that_raises_system_exit_after_a_wait_is_at_fault_and_ends_nothing():
+    class Parses:
+        @hookimpl
+        async def prepare_call(self, call: Call) -> None:
+            await trio.lowlevel.checkpoint()
+            raise SystemExit(2)
+
+    with pytest.raises(PluginFault, match="plugin 'a' failed in prepare_call: SystemExit"):
+        await Registry([Loaded("a", Parses())]).prepare_call(make_call())
+
+
+async def test_a_hook_that_is_cancelled_is_not_at_fault():
+    class Waits:
+        @hookimpl
+        async def prepare_call(self, call: Call) -> None:
+            await trio.sleep_forever()
+
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await Registry([Loaded("a", Waits())]).prepare_call(make_call())
+    assert scope.cancelled_caught
+
+
+def test_an_interrupt_from_the_terminal_goes_through_a_hook():
+    registry = Registry([Loaded("a", failing(KeyboardInterrupt()))])
+    with pytest.raises(KeyboardInterrupt):
+        registry.call("receive_call", call=make_call())
+
+
+@pytest.mark.parametrize("error", [BadRequest("even a refusal"), SystemExit(2)])
+def test_what_only_tells_is_told_to_each_plugin_whatever_another_does(error):
     told = []
 
     class Broken:
         @hookimpl
         def worker_joined(self, worker: Worker) -> None:
-            raise BadRequest("even a refusal")
+            raise error
 
     class Told:
         @hookimpl
