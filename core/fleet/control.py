@@ -5,6 +5,7 @@ gRPC is asked where it has the operation, the HTTP server (`VLLM_SERVER_DEV_MODE
 call, and a collective operation until everybody has joined. Who calls has a deadline, or a reason to have none.
 """
 
+import re
 from collections.abc import Awaitable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Literal, TypeVar
@@ -162,8 +163,17 @@ class WorkerControl:
         return await self._value(self._get("weight_info", "/weight_info"), "weight_version", str)
 
     async def collective_rpc(self, body: Mapping[str, Any]) -> list[Any]:
-        """Call a method of every rank: `{"method", "args", "kwargs", "timeout"}`; the results in rank order. HTTP only."""
-        return await self._value(self._post(f"collective_rpc {body['method']}", "/collective_rpc", body=body), "results", list[Any])
+        """Call a method of every rank: `{"method", "args", "kwargs", "timeout"}`; the results in rank order. HTTP only.
+
+        Raises: `ControlFailed`, with a 404 when the engine has no such method, so that nothing was done.
+        """
+        method = str(body["method"])
+        try:
+            return await self._value(self._post(f"collective_rpc {method}", "/collective_rpc", body=body), "results", list[Any])
+        except ControlFailed as failure:
+            if re.search(f"no (attribute|method) '{re.escape(method)}'", failure.reason):
+                raise ControlFailed(failure.worker, failure.operation, CallError(HTTPStatus.NOT_FOUND, failure.reason)) from failure
+            raise
 
     async def reset_prefix_cache(self, query: Mapping[str, str] | None = None) -> bool:
         """Forget every cached prefix; false when the engine couldn't. HTTP only."""

@@ -1,7 +1,6 @@
 """The steps of a weight update on a cohort, with the rules that keep an engine alive and the fleet of one mind."""
 
-import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from http import HTTPStatus
 from typing import Any, Final
@@ -12,6 +11,7 @@ from core.errors import BadRequest, CallError
 from core.fleet.cohort import Cohort, instance_of
 from core.fleet.control import ControlFailed, WorkerControl
 from core.fleet.journal import Journal
+from core.fleet.opened import Opened
 from core.fleet.operations import Answers, FleetFailed, Operation, Operations
 from core.fleet.pausing import Pausing
 from core.fleet.standing import Standings
@@ -22,8 +22,6 @@ from core.settings import AdministrationSettings
 REPLACING: Final = frozenset({"reload_weights", "update_weights_from_path"})
 #: The one of them that may wait for a trainer's group, which has to be whole then.
 _RECEIVING: Final = "update_weights_from_path"
-#: How an engine says that it has no such method.
-_NO_METHOD: Final = re.compile(r"no (attribute|method)")
 #: What no transport of vLLM takes for an update.
 _NO_UPDATE: Final = {"abandoned": True}
 
@@ -67,7 +65,7 @@ class Updating:
         name = f"collective_rpc {bodies[0]['method']}"
 
         async def join(control: WorkerControl) -> list[Any]:
-            return await _call_method(control, shares[control.worker.id])
+            return await control.collective_rpc(shares[control.worker.id])
 
         return await self._join(name, workers, Cohort.of(workers), join, by=by, same=_digest(shares))
 
@@ -85,8 +83,9 @@ class Updating:
                 running = await self._pausing.freeze(operation, waiting)
                 await self.abandon(operation, waiting)
                 before = {worker: self._standings.weights(worker) for worker in waiting}
+                opened = Opened(by, waiting)
                 for worker in waiting:
-                    self._standings.begin(worker, draft=draft)
+                    self._standings.begin(worker, draft=draft, opened=opened)
                 await self._journal.flush()
                 started = await operation.ask(waiting, lambda control: control.start_weight_update(draft=draft), deadline=None)
             finally:
@@ -99,25 +98,29 @@ class Updating:
 
         await self._operations.do("start_draft_weight_update" if draft else "start_weight_update", workers, work, by=by)
 
-    async def receive(self, workers: Sequence[Worker], info: Mapping[str, Any] | Sequence[Any], *, by: str) -> None:
-        """Receive weights: one `update_info` for all, or a list with an element for each rank of all workers."""
+    async def receive(self, workers: Sequence[Worker], info: Mapping[str, Any] | Sequence[Any], *, by: str, alone: bool = False) -> None:
+        """Receive weights: one `update_info` for all, or a list with an element for each rank of all workers.
+
+        Those that were lost since the start have failed, unless `alone`: then no others than `workers` are meant.
+        """
         shares = _shares(workers, info)
 
         async def work(operation: Operation) -> None:
             members = self._members(operation, workers)
+            opened = self._opened(members, alone=alone)
             received = await operation.ask(members, lambda control: control.update_weights(shares[control.worker.id]), deadline=None)
             for worker in members:
                 self._standings.of(worker).received = True
             for worker in received.failures:  # vLLM 0.33: that has ended the update
                 self._standings.of(worker).session = received.refused
-            self._judge(operation, received)
+            self._judge(operation, received, opened)
 
         await self._operations.do("update_weights", workers, work, by=by, same=_digest(info))
 
-    async def finish(self, workers: Sequence[Worker], version: str | None, *, by: str) -> None:
+    async def finish(self, workers: Sequence[Worker], version: str | None, *, by: str, alone: bool = False) -> None:
         """Finish the update, label the weights, and resume those that the start had to pause.
 
-        Workers that were not there at the start have missed it: they are quarantined until the next one.
+        Workers that were not there at the start have missed it: they are quarantined until the next one. `alone`: see `receive`.
         """
 
         async def finish_one(control: WorkerControl) -> str:
@@ -131,6 +134,7 @@ class Updating:
 
         async def work(operation: Operation) -> None:
             members = self._members(operation, workers)
+            opened = self._opened(members, alone=alone)
             finished = await operation.ask(members, finish_one, deadline=None)
             for worker, label in finished.good.items():
                 worker.policy_version = label
@@ -141,7 +145,7 @@ class Updating:
             self._standings.renew([*finished.good], workers, operation.started, version)
             # A draft model that is whole again doesn't make the model whole.
             await self.go_on(operation, [worker for worker in finished.good if not self._standings.of(worker).failed])
-            self._judge(operation, finished)
+            self._judge(operation, finished, opened)
 
         await self._operations.do("finish_weight_update", workers, work, by=by, same=str(version))
 
@@ -153,7 +157,7 @@ class Updating:
         replacing = body["method"] in REPLACING
 
         async def call(control: WorkerControl) -> list[Any]:
-            results = await _call_method(control, body)
+            results = await control.collective_rpc(body)
             if replacing:
                 await control.forget_encoded_media()
             if version is not None:
@@ -247,15 +251,24 @@ class Updating:
             self._standings.of(worker).blocked_by = reason
             self._standings.show(worker)
 
-    def _judge(self, operation: Operation, answers: Answers[Any]) -> None:
-        """Quarantine who failed, unless nobody did anything. Raises: `FleetFailed`."""
-        if not answers.failures:
-            return
-        if answers.refused:
+    def _judge(self, operation: Operation, answers: Answers[Any], opened: Iterable[Opened] = ()) -> None:
+        """Quarantine who failed, unless nobody did anything, and who was lost since the update was `opened`. Raises: `FleetFailed`."""
+        if answers.failures and answers.refused:
             raise FleetFailed(operation.name, answers.failures, "Nothing has changed")
+        failures = dict(answers.failures)
+        for one in opened:
+            for worker, reason in one.lost().items():
+                if worker not in answers.good and worker not in failures:
+                    failures[worker] = ControlFailed(worker.id, operation.name, CallError(HTTPStatus.CONFLICT, reason))
+                    self._standings.lose(worker, f"{operation.name}: {reason}", one)
         for worker, failure in answers.failures.items():
             self._standings.fail(worker, f"{operation.name}: {failure.reason}")
-        raise FleetFailed(operation.name, answers.failures, "Quarantined; the other workers go on")
+        if failures:
+            raise FleetFailed(operation.name, failures, "Quarantined; the other workers go on")
+
+    def _opened(self, members: Sequence[Worker], *, alone: bool) -> Iterable[Opened]:
+        """The starts that have led here, before a finish forgets them."""
+        return () if alone else dict.fromkeys(opened for worker in members if (opened := self._standings.of(worker).opened))
 
     def _is_started(self, worker: Worker, *, draft: bool) -> bool:
         """Whether it is where a start leads: one that failed on others may be repeated."""
@@ -300,16 +313,6 @@ def _shares(workers: Sequence[Worker], info: Mapping[str, Any] | Sequence[Any]) 
         text = f"update_info: {len(info)} objects for {cohort.ranks} ranks; as a list it has one for each"
         raise BadRequest(text, param="update_info")
     return {member.id: info[member.offset : member.offset + member.ranks] for member in cohort.members}
-
-
-async def _call_method(control: WorkerControl, body: Mapping[str, Any]) -> list[Any]:
-    """Raises: `ControlFailed`, with a 404 when the engine has no such method."""
-    try:
-        return await control.collective_rpc(body)
-    except ControlFailed as failure:
-        if _NO_METHOD.search(failure.reason):
-            raise ControlFailed(control.worker.id, failure.operation, CallError(404, failure.reason)) from failure
-        raise
 
 
 def _in_rank_order(answers: Answers[list[Any]]) -> list[Any]:

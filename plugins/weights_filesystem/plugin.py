@@ -1,12 +1,13 @@
 """Offers the transport `filesystem`: waits until the trainer has written its checkpoint, then lets every worker read it."""
 
 from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta, Struct, field
 
-from core import Member, PluginSettings, WeightTransport, WeightUpdate, WorkerControl, hookimpl, refusing
+from core import ControlFailed, Member, PluginSettings, WeightTransport, WeightUpdate, WorkerControl, hookimpl, refusing
 from plugins.weights_filesystem.checkpoint import Checkpoints
 
 Loader = Literal["reload_weights", "update_weights_from_path"]
@@ -94,5 +95,10 @@ class FilesystemTransport:
         if process in self._torn:
             await control.collective_rpc(_CLEAR)
         self._torn.add(process)
-        await control.collective_rpc({"method": method, **arguments})
+        try:
+            await control.collective_rpc({"method": method, **arguments})
+        except ControlFailed as failure:
+            if failure.status == HTTPStatus.NOT_FOUND:  # its engines have no such method
+                self._torn.discard(process)
+            raise
         self._torn.discard(process)

@@ -168,6 +168,21 @@ async def test_a_worker_that_cannot_load_it_is_quarantined_and_the_others_go_on(
         assert fleet.states == ["quarantined", "ready"]
 
 
+async def test_a_method_that_no_engine_has_changes_nothing(tmp_path: Path):
+    async with administered(transports=[transport(tmp_path)]) as fleet:
+        reason = "Worker failed with error ''CPUWorker' object has no attribute 'update_weights_from_path''"
+        for worker in fleet.workers:
+            serve_http(worker, lambda _: httpx.Response(500, json={"error": {"message": reason, "code": 500}}))
+        update = await updated(fleet, write(tmp_path / "step_7"), method="update_weights_from_path")
+        assert update.failure
+        assert (update.failure.status, str(update.failure)) == (
+            404,
+            f"update failed on w0: {reason}; w1: {reason}. Nothing has changed",
+        )
+        assert fleet.states == ["ready", "ready"]
+        assert [engine.paused for engine in fleet.engines] == [False, False]
+
+
 async def test_what_a_load_that_broke_off_has_left_is_cleared_away_before_the_next_one(tmp_path: Path):
     async with administered(1, transports=[transport(tmp_path)]) as fleet:
         error = {"error": {"message": "no space", "type": "server_error", "param": None, "code": 500}}
