@@ -11,6 +11,7 @@ from core.fleet.cohort import Cohort, instance_of
 from core.fleet.current import CurrentWeights, Weights
 from core.fleet.fleet import Fleet
 from core.fleet.journal import Journal
+from core.fleet.opened import Opened
 from core.fleet.worker import Worker
 
 log = structlog.stdlib.get_logger()
@@ -34,6 +35,8 @@ class Standing:
         self.draft = False
         #: Since the start, weights have arrived.
         self.received = False
+        #: The start of that update, when a trainer takes its steps.
+        self.opened: Opened | None = None
         #: The engine may think that an update is running, whatever has become of it; it then refuses to start another.
         self.session = False
         #: Why it is quarantined: it failed an update, or somebody has said so. A complete update ends that.
@@ -94,6 +97,7 @@ class Standings:
         standing = self.of(worker)
         standing.spoiled.add("draft" if standing.updating and standing.draft else "model")
         standing.failed, standing.updating, standing.waits, standing.late = reason, False, False, False
+        self._leave(worker)
         log.error("fleet.quarantined", worker=worker.id, reason=reason)
         self._note(worker)
         self.show(worker)
@@ -111,17 +115,19 @@ class Standings:
             if worker.is_there and not self.of(worker).failed and not self.of(worker).updating and (lateness := self._lateness(worker)):
                 self.hold_out(worker, lateness)
 
-    def begin(self, worker: Worker, *, draft: bool = False) -> None:
-        """Its weights are going to be replaced, or those of its draft model."""
+    def begin(self, worker: Worker, *, draft: bool = False, opened: Opened | None = None) -> None:
+        """Its weights are going to be replaced, or those of its draft model; `opened` when by a trainer's steps."""
         standing = self.of(worker)
+        self._leave(worker)
+        standing.opened = opened
         standing.updating, standing.received, standing.session, standing.draft = True, False, True, draft
         self._note(worker)
         self.show(worker)
 
-    def weights(self, worker: Worker) -> tuple[bool, bool, bool, bool]:
-        """`updating`, `received`, `session` and `draft`, for `take_back`."""
+    def weights(self, worker: Worker) -> tuple[bool, bool, bool, bool, Opened | None]:
+        """`updating`, `received`, `session`, `draft` and `opened`, for `take_back`."""
         standing = self.of(worker)
-        return standing.updating, standing.received, standing.session, standing.draft
+        return standing.updating, standing.received, standing.session, standing.draft, standing.opened
 
     def rejoin(self, workers: Iterable[Worker]) -> None:
         """A quarantined worker whose trainer has resumed the others goes on with them, once it is whole."""
@@ -132,10 +138,12 @@ class Standings:
             if self.of(worker).failed and self.of(worker).paused:
                 self.of(worker).paused = "update"
 
-    def take_back(self, worker: Worker, before: tuple[bool, bool, bool, bool]) -> None:
+    def take_back(self, worker: Worker, before: tuple[bool, bool, bool, bool, Opened | None]) -> None:
         """Nothing has begun: `before` is what `weights` gave."""
         standing = self.of(worker)
-        standing.updating, standing.received, standing.session, standing.draft = before
+        standing.updating, standing.received, standing.session, standing.draft, standing.opened = before
+        if standing.opened:
+            standing.opened.members[worker] = standing.instance
         self._note(worker)
         self.show(worker)
 
@@ -147,6 +155,7 @@ class Standings:
         standing = self.of(worker)
         standing.spoiled.discard("draft" if standing.draft else "model")
         standing.updating, standing.session, standing.draft = False, False, False
+        self._leave(worker)
         if weights is not None:
             standing.weights = weights
         if not standing.spoiled:
@@ -285,6 +294,18 @@ class Standings:
         """Whether a trainer has paused workers of the same model that aren't `besides`."""
         others = (w for w in self._fleet.workers.values() if w not in besides and w.is_there and set(w.models) & set(worker.models))
         return any(self.of(other).paused == "trainer" and not self.of(other).failed for other in others)
+
+    def lose(self, worker: Worker, reason: str, started: Opened) -> None:
+        """A member of an open update was lost; another process in its place was judged when it came."""
+        if self.of(worker).opened is started:
+            self.hold_out(worker, reason)
+        started.members.pop(worker, None)
+
+    def _leave(self, worker: Worker) -> None:
+        standing = self.of(worker)
+        if standing.opened:
+            standing.opened.members.pop(worker, None)
+            standing.opened = None
 
     def _note(self, worker: Worker) -> None:
         standing = self.of(worker)

@@ -167,12 +167,12 @@ class _Handlers:
             workers = self._workers(request, update=True)
             await self._administration.updating.collective_rpc(workers, body, by=who(request), version=version)
             return HTTPReply.json({"status": "ok"})
-        await self._administration.updating.receive(self._workers(request), info, by=who(request))
+        await self._administration.updating.receive(self._workers(request), info, by=who(request), alone="id" in request.parameters)
         return HTTPReply.json({"message": "Weights updated"})
 
     async def finish_weight_update(self, request: HTTPRequest) -> HTTPReply:
         version = read_body(request, FinishBody).weight_version if request.body.strip() else None
-        await self._administration.updating.finish(self._workers(request), version, by=who(request))
+        await self._administration.updating.finish(self._workers(request), version, by=who(request), alone="id" in request.parameters)
         return HTTPReply.json({"message": "Weight update finished"})
 
     async def update_weight_version(self, request: HTTPRequest) -> HTTPReply:

@@ -154,7 +154,9 @@ def test_a_worker_that_dies_in_an_update_is_named_and_the_others_go_on(pair):
     succeed(proxy, "/start_weight_update")
     b.send_signal(signal.SIGKILL)
     wait_for(lambda: proxy.states()["w1"] == "gone")
-    succeed(proxy, "/update_weights", UPDATE)
+    response = post(proxy, "/update_weights", UPDATE)
+    assert response.status_code == 409
+    assert "update_weights failed on w1: it is gone" in response.json()["error"]["message"]
     succeed(proxy, "/finish_weight_update", {"weight_version": "1"})
     succeed(proxy, "/resume")
     assert generate(proxy).headers["x-headrace-worker"] == "w0"

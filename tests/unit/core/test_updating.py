@@ -82,6 +82,64 @@ async def test_who_fails_in_an_update_is_quarantined_and_the_others_go_on():
         assert fleet.engines[1].version == "8"
 
 
+async def test_a_step_names_who_was_lost_since_the_start_and_the_others_can_finish():
+    async with administered() as fleet:
+        await fleet.pause()
+        await fleet.start()
+        fleet.rig.move(fleet.workers[1], "gone")
+        with pytest.raises(FleetFailed) as failed:
+            await fleet.receive()
+        gone = "w1: it is gone, and was there when the update was started"
+        assert failed.value.message == f"update_weights failed on {gone}. Quarantined; the other workers go on"
+        assert (failed.value.status, fleet.engines[0].asked.count("update")) == (409, 1)
+        await fleet.receive()  # it has been told
+        await fleet.finish("8")
+        await fleet.resume()
+        fleet.rig.move(fleet.workers[1], "ready")
+        assert (fleet.states, fleet.engines[0].version) == (["ready", "quarantined"], "8")
+
+
+async def test_a_finish_names_who_was_lost_since_the_start():
+    async with administered() as fleet:
+        await fleet.start()
+        await fleet.receive()
+        fleet.rig.move(fleet.workers[1], "gone")
+        with pytest.raises(FleetFailed, match="finish_weight_update failed on w1: it is gone"):
+            await fleet.finish("8")
+        assert (fleet.states, fleet.engines[0].version) == (["ready", "gone"], "8")
+
+
+async def test_a_step_names_who_was_replaced_since_the_start_once():
+    async with administered() as fleet:
+        await fleet.start()
+        restart(fleet, fleet.workers[1])
+        with pytest.raises(FleetFailed, match="update_weights failed on w1: it was replaced by another process since"):
+            await fleet.receive()
+        await fleet.finish("8")
+        assert fleet.states == ["ready", "quarantined"]
+
+
+async def test_steps_on_one_worker_alone_are_about_nobody_else():
+    async with administered() as fleet:
+        await fleet.start()
+        fleet.rig.move(fleet.workers[1], "gone")
+        await fleet.updating.receive(fleet.workers[:1], UPDATE, by="me", alone=True)
+        await fleet.updating.finish(fleet.workers[:1], "8", by="me", alone=True)
+        assert fleet.states == ["ready", "gone"]
+
+
+async def test_who_failed_in_an_update_and_dies_then_is_named_no_more():
+    async with administered() as fleet:
+        await fleet.start()
+        fleet.engines[1].fails["update"] = [broken("shapes differ")]
+        with pytest.raises(FleetFailed):
+            await fleet.receive()
+        fleet.rig.move(fleet.workers[1], "gone")
+        await fleet.receive()
+        await fleet.finish("8")
+        assert fleet.states == ["ready", "gone"]
+
+
 async def test_a_fault_of_ours_with_one_worker_breaks_nothing_off_on_the_others():
     async with administered() as fleet:
         await fleet.start()
