@@ -22,7 +22,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # A mark can't be put on a fixture, so the tests that use one of these get it here.
     real = {_FIXTURES[kind] for kind in _REAL_KINDS}
     for item in items:
-        if real.intersection(getattr(item, "fixturenames", ())):
+        parameters = item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
+        named = {value for value in parameters if isinstance(value, str)}  # for `getfixturevalue`
+        if real & {*getattr(item, "fixturenames", ()), *named}:
             item.add_marker(pytest.mark.real)
 
 
