@@ -41,7 +41,7 @@ class Broadcaster:
 
     def __init__(self, routes: Routes) -> None:
         self._routes = routes
-        #: By the path that was posted to.
+        #: By the path that was posted to, the latest last; a 404, of engines that have no such method, is a trainer that does without.
         self._failed: dict[str, str] = {}
 
     async def init(self, request: HTTPRequest) -> HTTPReply:
@@ -54,9 +54,12 @@ class Broadcaster:
             asked = structs.replace(request, path=request.path.removesuffix(_ROUTE) + "/collective_rpc", body=_rpc(request.body))
             await self._routes.ask(asked)
         except CallError as error:
+            self._failed.pop(request.path, None)
             if error.status != HTTPStatus.NOT_FOUND:
                 self._failed[request.path] = error.message
             raise
+        if request.path == _ROUTE:  # everybody has joined
+            self._failed.clear()
         self._failed.pop(request.path, None)
         return HTTPReply.json({"status": "ok"})
 

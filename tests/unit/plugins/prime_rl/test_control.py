@@ -179,6 +179,18 @@ async def test_engines_without_the_method_are_a_404_which_prime_rl_takes_for_doe
         assert (await fleet.post("/update_weights", {"weight_dir": None})).status == 200
 
 
+async def test_engines_without_the_method_end_what_is_remembered_of_a_wrong_count():
+    async with administered(1, 3) as administration:
+        fleet = Fleet(administration)
+        await fleet.refused("/init_broadcaster", {**NCCL, "inference_world_size": 2})
+        for worker in fleet.workers:
+            serve_http(worker, lambda _: NO_METHOD)
+        assert (await fleet.refused("/init_broadcaster", NCCL))[0] == 404
+        for worker in fleet.workers:
+            serve_http(worker, {"results": [None] * worker.world_size})
+        assert (await fleet.post("/update_weights", {"weight_dir": None})).status == 200
+
+
 async def test_a_joining_that_failed_is_told_again_where_prime_rl_looks():
     async with administered(1, 3) as administration:
         fleet = Fleet(administration)
@@ -188,6 +200,18 @@ async def test_a_joining_that_failed_is_told_again_where_prime_rl_looks():
         assert told.startswith("the trainer's group is incomplete: /init_broadcaster has failed: inference_world_size: the trainer ")
         assert fleet.sent == [[], []]
         assert (await fleet.post("/update_weights", {"weight_dir": "/out/step_1"})).status == 200, "another trainer, that needs no group"
+
+
+async def test_the_latest_joining_that_failed_is_the_one_that_is_told():
+    async with administered(1, 3) as administration:
+        fleet = Fleet(administration)
+        await fleet.refused("/init_broadcaster", {**NCCL, "inference_world_size": 2})
+        await fleet.refused("/workers/w0/init_broadcaster", {**NCCL, "port": "none"})
+        await fleet.refused("/init_broadcaster", {**NCCL, "inference_world_size": 9})
+        _, told = await fleet.refused("/update_weights", {"weight_dir": None})
+        assert "the trainer counts 9 ranks" in told
+        assert (await fleet.post("/init_broadcaster", NCCL)).status == 200
+        assert (await fleet.post("/update_weights", {"weight_dir": None})).status == 200
 
 
 async def test_a_method_that_only_some_engines_have_is_no_404():
@@ -253,7 +277,7 @@ async def test_vllms_own_body_goes_its_own_way():
         ({"weight_dir": " "}, "weight_dir: it is the path of a folder, or null"),
         ({"weight_dir": "/a", "version_uid": "x"}, "the body: Expected `null`, got `str` - at `$.version_uid`"),
         ({"weight_dir": "/a", "step": 1}, "the body: Object contains unknown field `step`"),
-        ({"weights": "/a"}, "the body: Object contains unknown field `weights`"),
+        ({"weights": "/a"}, "weights: there is no such key here; known are update_info"),
     ],
 )
 async def test_what_is_wrong_in_an_update_is_refused_by_name(body, message):
