@@ -29,6 +29,8 @@ class UpdateRequest(Struct, frozen=True):
     clear_cache: bool = False
     #: The workers have to be those that they were when it was asked for.
     pinned: bool = False
+    #: An update that a trainer has started by steps, and not finished, may be destroyed.
+    force: bool = False
 
 
 class Progress(Struct):
@@ -65,6 +67,8 @@ class Update:
         self.given_up_by = ""
         #: What ends then.
         self.scopes: list[trio.CancelScope] = []
+        #: The update that has begun before it though it was asked for later.
+        self.overtaken_by: Update | None = None
         #: Its operation runs, or waits for its turn: from here on nothing that was asked for earlier may follow it.
         self.begun = False
         self.progress = {worker.id: Progress() for worker in workers}
@@ -102,6 +106,12 @@ class Update:
             raise NoWorker("update: no worker is there any more")
         self.told = replace(self.told, cohort=Cohort.of(self.workers))
 
+    def overtake(self, later: "Update") -> None:
+        """End it while it prepares: nothing is to follow `later`."""
+        self.overtaken_by = later
+        for scope in self.scopes:
+            scope.cancel()
+
     def give_up(self, by: str) -> None:
         """End it where it can be ended: before workers get their weights, or while they do, and are broken then."""
         self.given_up_by = by
@@ -109,7 +119,10 @@ class Update:
             scope.cancel()
 
     def demand_wanted(self) -> None:
-        """Raises: `CallError` (409) when it was given up."""
+        """Raises: `CallError` (409) when it was overtaken or given up."""
+        if later := self.overtaken_by:
+            text = f"update: overtaken by that to version {later.request.version!r} ({later.id}), asked for later"
+            raise CallError(HTTPStatus.CONFLICT, text)
         if self.given_up_by:
             raise CallError(HTTPStatus.CONFLICT, f"update: given up by {self.given_up_by}")
 

@@ -62,7 +62,7 @@ class Updates:
         The same request while it runs or waits gives the same update, unless another one was asked for since. `again` is the number of
         the weights when others have them already.
 
-        Raises: `BadRequest`, which names the key; `CallError` (500) for a fault of the transport.
+        Raises: `BadRequest`, which names the key; `CallError`: 500 for a fault of the transport, 409 while an update by steps is open.
         """
         transport = self.transports.get(request.transport)
         if transport is None:
@@ -72,6 +72,7 @@ class Updates:
         running = self.running(workers)
         if running and _digest(running[-1].request) == _digest(request) and running[-1].workers == tuple(workers):
             return running[-1]
+        self._transaction.demand_closed(request, workers)
         update = Update(secrets.token_hex(4), request, transport, options, workers, by, again)
         self._remember(update)
         self._journal.add("update_asked", [worker.id for worker in workers], by=by, **update.note())
@@ -112,6 +113,7 @@ class Updates:
         try:
             await self._prepare(update)
             update.begun = True
+            self._overtake(update)
             with trio.CancelScope() as waiting:
                 update.scopes.append(waiting)
                 await self._operations.do(
@@ -151,7 +153,7 @@ class Updates:
                     if one.begun:
                         await one.done.wait()
                 await update.transport.prepare(update.told)
-            self._demand_wanted(update)
+            update.demand_wanted()
             update.demand_cohort()
         except CallError as error:
             failure = error
@@ -165,13 +167,13 @@ class Updates:
             self._journal.add("update", workers, by=update.by, **update.note(), outcome=failure.message, seconds=update.seconds)
             raise failure
 
-    def _demand_wanted(self, update: Update) -> None:
-        update.demand_wanted()
-        order = list(self._updates.values())
-        for later in order[order.index(update) + 1 :]:
-            if later.begun and not set(later.workers).isdisjoint(update.workers):
-                version = later.request.version
-                raise CallError(HTTPStatus.CONFLICT, f"update: overtaken by that to version {version!r} ({later.id}), asked for later")
+    def _overtake(self, update: Update) -> None:
+        """End those on the same workers that were asked for earlier and still prepare."""
+        for earlier in self.running(update.workers):
+            if earlier is update:
+                return
+            if not earlier.begun:
+                earlier.overtake(update)
 
 
 def _parse(transport: WeightTransport, request: UpdateRequest) -> Any:
