@@ -15,7 +15,7 @@ from core.fleet.control import ControlFailed, WorkerControl
 from core.fleet.journal import Journal
 from core.fleet.operations import Answers, FleetFailed, Operation
 from core.fleet.pausing import Pausing
-from core.fleet.progress import Update
+from core.fleet.progress import Update, UpdateRequest
 from core.fleet.standing import Standings
 from core.fleet.updating import Updating
 from core.fleet.worker import Worker
@@ -34,14 +34,21 @@ class Transaction:
         self._updating = updating
         self._journal = journal
 
+    def demand_closed(self, request: UpdateRequest, workers: Sequence[Worker]) -> None:
+        """Raises: `CallError` (409) when the update would destroy one that a trainer takes by steps, and doesn't say that it may."""
+        if not request.force:
+            self._updating.demand_closed("update", workers, ', or say "force": true')
+
     async def run(self, update: Update, operation: Operation) -> None:
         """Pause, apply, verify, resume.
 
         Cancellation (headrace ends): the workers stay as they are; the journal has what a new headrace needs to know.
-        Raises: `FleetFailed`, which names each worker that failed; `CallError` (409) when the trainer's group isn't whole any more, or
-        the update was given up before anybody was asked to take the weights: then whom it has paused goes on.
+        Raises: `FleetFailed`, which names each worker that failed; `CallError` (409) when the trainer's group isn't whole any more, a
+        trainer has begun an update by steps, or this one was given up before anybody was asked to take the weights: then whom it has
+        paused goes on.
         """
         workers, request = update.workers, update.request
+        self.demand_closed(request, workers)
         if not update.transport.repeatable:
             self._updating.demand_group(operation, workers)
         update.phase = "pausing"

@@ -150,7 +150,8 @@ class Updating:
         await self._operations.do("finish_weight_update", workers, work, by=by, same=str(version))
 
     async def collective_rpc(self, workers: Sequence[Worker], body: Mapping[str, Any], *, by: str, version: str | None = None) -> list[Any]:
-        """Call a method on every rank; the results in the order of the ranks. One that replaces all weights is an update in itself.
+        """Call a method on every rank; the results in the order of the ranks. One that replaces all weights is an update in itself, and is
+        refused (409) while one that a trainer takes by steps is open.
 
         `version` labels the weights of each worker as soon as it has returned there.
         """
@@ -165,6 +166,8 @@ class Updating:
             return results
 
         async def work(operation: Operation) -> list[Any]:
+            if replacing:
+                self.demand_closed(operation.name, workers)
             grouped = body["method"] == _RECEIVING and self.demand_group(operation, workers)
             if replacing:
                 self._block(workers, f"{body['method']} is running")
@@ -284,6 +287,13 @@ class Updating:
                 HTTPStatus.CONFLICT, f"{operation.name}: no weight update is running: start one first (/start_weight_update){failed}"
             )
         return members
+
+    def demand_closed(self, name: str, workers: Sequence[Worker], otherwise: str = "") -> None:
+        """Raises: `CallError` (409) when a trainer has an update open on one of these, which would be destroyed."""
+        for opened in self._opened(workers, alone=False):
+            ids = ", ".join(worker.id for worker in workers if self._standings.of(worker).opened is opened)
+            text = f"{name}: {opened.by} has started a weight update on {ids} {opened.started} and has not finished it"
+            raise CallError(HTTPStatus.CONFLICT, f"{text}: finish it first (/finish_weight_update){otherwise}")
 
     def demand_group(self, operation: Operation, workers: Sequence[Worker]) -> bool:
         """Whether the workers are in a group. One that isn't what it was would wait for ever for who is missing: then it raises."""

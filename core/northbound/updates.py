@@ -27,6 +27,8 @@ class Posted(Struct):
     #: What becomes of calls in flight: frozen, finished first, ended.
     mode: Literal["keep", "wait", "abort"] = "keep"
     clear_cache: bool = False
+    #: Take the place of an update that a trainer has started by steps, and not finished.
+    force: bool = False
     #: Answer when the update has ended.
     wait: bool = False
 
@@ -39,7 +41,7 @@ def add_update_routes(routes: Routes, administration: Administration) -> None:
         posted, options = _read(request)
         workers = administration.select(model=posted.model, cohort=posted.cohort, update=True, by=who(request))
         pinned = bool(posted.cohort) and not administration.cohorts.get(posted.cohort).substitution
-        wanted = UpdateRequest(posted.version, posted.transport, options, posted.mode, posted.clear_cache, pinned)
+        wanted = UpdateRequest(posted.version, posted.transport, options, posted.mode, posted.clear_cache, pinned, posted.force)
         update = administration.updates.ask(wanted, workers, by=who(request))
         if not posted.wait:
             return HTTPReply.json(update.describe(), 202)

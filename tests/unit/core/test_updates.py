@@ -408,7 +408,7 @@ async def test_an_update_by_steps_that_is_open_is_not_destroyed(autojump_clock):
         await fleet.administered.start()
         await trio.sleep(5)
         with pytest.raises(
-            CallError, match="update: me has started a weight update on w0, w1 5 s ago .* and has not finished it"
+            CallError, match=r"update: me has started a weight update on w0, w1 5 s ago .* and has not finished it"
         ) as refused:
             fleet.ask("9")
         assert (refused.value.status, '"force": true' in refused.value.message) == (409, True)

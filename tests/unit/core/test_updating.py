@@ -476,6 +476,19 @@ async def test_a_method_that_replaces_the_weights_is_an_update():
         assert fleet.states == ["ready", "ready"]
 
 
+async def test_a_method_that_replaces_the_weights_is_refused_while_an_update_by_steps_is_open():
+    async with administered(1) as fleet:
+        bodies = serve_http(fleet.workers[0], {"results": [None]})
+        await fleet.start()
+        with pytest.raises(CallError, match="collective_rpc reload_weights: me has started a weight update on w0") as refused:
+            await fleet.updating.collective_rpc(fleet.workers, {"method": "reload_weights"}, by="somebody")
+        assert (refused.value.status, bodies) == (409, [])
+        assert await fleet.updating.collective_rpc(fleet.workers, {"method": "get_rank"}, by="somebody") == [None]
+        await fleet.receive()
+        await fleet.finish("8")
+        assert fleet.states == ["ready"]
+
+
 async def test_a_worker_that_failed_in_an_update_which_paused_it_goes_on_when_a_checkpoint_has_mended_it():
     async with administered() as fleet:
         serve_http(fleet.workers[0], {"results": [None]})
