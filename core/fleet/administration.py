@@ -148,14 +148,13 @@ class Administration:
     def drain(self, worker: Worker, *, by: str) -> None:
         """Give the worker no more calls; those that it has go on. Waits for no operation."""
         self.journal.add("drain", [worker.id], by=by)
-        self._standings.of(worker).draining = True
-        self._standings.show(worker)
+        self._standings.drain(worker, True)
 
     async def release(self, worker: Worker, *, by: str) -> None:
         """Take back a quarantine or a drain, at one's own risk: what its weights are, nobody asks. Raises: `FleetFailed`."""
 
         async def work(operation: Operation) -> None:
-            self._standings.of(worker).draining = False
+            self._standings.drain(worker, False)
             if self._standings.of(worker).failed:
                 self._standings.accept(worker)
             self._standings.show(worker)

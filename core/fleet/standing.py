@@ -107,6 +107,7 @@ class Standings:
         self.fail(worker, reason)
         self.of(worker).late = True
         self._note(worker)
+        self.show(worker)
         self.needy(worker)
 
     def hold_out_the_late(self) -> None:
@@ -114,6 +115,12 @@ class Standings:
         for worker in self._fleet.workers.values():
             if worker.is_there and not self.of(worker).failed and not self.of(worker).updating and (lateness := self._lateness(worker)):
                 self.hold_out(worker, lateness)
+
+    def drain(self, worker: Worker, draining: bool) -> None:
+        """Give it no more calls, or give it calls again as far as nothing else is against that."""
+        self.of(worker).draining = draining
+        self._note(worker)
+        self.show(worker)
 
     def begin(self, worker: Worker, *, draft: bool = False, opened: Opened | None = None) -> None:
         """Its weights are going to be replaced, or those of its draft model; `opened` when by a trainer's steps."""
@@ -209,7 +216,7 @@ class Standings:
         if running:
             self._fleet.resumed(worker)
         if standing.failed:
-            self._fleet.hold(worker, "quarantined", standing.failed)
+            self._fleet.hold(worker, "quarantined", standing.failed, late=standing.late)
         elif standing.updating or standing.blocked_by:
             self._fleet.hold(worker, "updating", standing.blocked_by or "a weight update is running")
         elif standing.asleep:
@@ -244,7 +251,7 @@ class Standings:
         standing = Standing(instance)
         if noted := self._journal.last_state(worker.id, instance):  # a headrace before this one knew it
             standing.weights, standing.late = noted.get("weights", 0), noted.get("late", False)
-            standing.by_hand = noted.get("by_hand", False)
+            standing.by_hand, standing.draining = noted.get("by_hand", False), noted.get("draining", False)
             standing.session = noted["state"] != "whole"
             if noted["state"] == "quarantined":
                 standing.failed = noted["reason"]
@@ -320,6 +327,7 @@ class Standings:
             weights=standing.weights,
             late=standing.late,
             by_hand=standing.by_hand,
+            draining=standing.draining,
         )
 
     def _tell(self) -> None:

@@ -104,6 +104,20 @@ async def test_a_headrace_that_starts_again_knows_whose_weights_are_broken(path)
         assert fleet.states == ["ready"] * 3
 
 
+async def test_a_drain_and_its_end_survive_a_restart(path):
+    async with administered(1, 1, journal=path) as fleet:
+        for worker in fleet.workers:
+            fleet.administration.drain(worker, by="me")
+        await fleet.administration.release(fleet.workers[1], by="me")
+    async with administered(1, 1, journal=path) as fleet:
+        for worker in fleet.workers:
+            fleet.rig.move(worker, "gone")
+            fleet.rig.move(worker, "ready")
+        assert fleet.states == ["draining", "ready"]
+        await fleet.administration.release(fleet.workers[0], by="me")
+        assert fleet.states == ["ready", "ready"]
+
+
 async def test_the_start_of_an_update_is_written_before_a_worker_hears_of_it(path):
     async with administered(1, journal=path) as fleet, trio.open_nursery() as nursery:
         fleet.engines[0].stalls["start"] = trio.Event()
