@@ -27,8 +27,9 @@ class FleetFailed(CallError):
     """
 
     def __init__(self, operation: str, failures: "Mapping[Worker, ControlFailed]", otherwise: str = "") -> None:
+        self.failures = failures
         statuses = {failure.status for failure in failures.values()}
-        reasons = "; ".join(f"{worker.id}: {failure.reason}" for worker, failure in failures.items())
+        reasons = told(failures)
         super().__init__(statuses.pop() if len(statuses) == 1 else 500, f"{operation} failed on {reasons}. {otherwise}".strip())
 
 
@@ -48,6 +49,11 @@ class Answers(Generic[T]):
     def refused(self) -> bool:
         """Nobody did it, and everybody says that the request is the reason: nothing has changed anywhere."""
         return not self.good and len(self.refusals) == len(self.failures)
+
+
+def told(failures: "Mapping[Worker, ControlFailed]") -> str:
+    """Each worker with its error."""
+    return "; ".join(f"{worker.id}: {failure.reason}" for worker, failure in failures.items())
 
 
 _REFUSALS = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND, HTTPStatus.NOT_IMPLEMENTED})

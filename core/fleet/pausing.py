@@ -8,7 +8,7 @@ import trio
 
 from core.errors import CallError
 from core.fleet.control import ControlFailed, PauseMode, WorkerControl
-from core.fleet.operations import FleetFailed, Operation, Operations
+from core.fleet.operations import FleetFailed, Operation, Operations, told
 from core.fleet.standing import Standings
 from core.fleet.worker import Worker
 from core.settings import AdministrationSettings
@@ -80,8 +80,9 @@ class Pausing:
             failures = (await operation.ask([*workers, *also], pause, deadline=deadline)).failures
         if failures:
             # Who failed may have paused all the same.
-            await self.start_again(operation, workers)
-            raise FleetFailed(operation.name, failures, "No worker was paused by this")
+            silent = await self.start_again(operation, workers)
+            but = f", but for those that didn't resume: {told(silent)}" if silent else ""
+            raise FleetFailed(operation.name, failures, f"No worker stays paused by this{but}")
 
     async def freeze(
         self,
@@ -110,8 +111,11 @@ class Pausing:
             self._standings.of(worker).paused = "trainer"
         return running
 
-    async def start_again(self, operation: Operation, workers: Sequence[Worker]) -> None:
-        """Resume, as a part of an operation, what it has paused, each as soon as it can. A worker that doesn't is left to its probes."""
+    async def start_again(self, operation: Operation, workers: Sequence[Worker]) -> Mapping[Worker, ControlFailed]:
+        """Resume, as a part of an operation, what it has paused, each as soon as it can.
+
+        Gives those that don't, which are left to their probes.
+        """
 
         def let_go(worker: Worker, *, running: bool) -> None:
             self._standings.of(worker).paused, self._standings.of(worker).left_frozen = "", False
@@ -125,6 +129,7 @@ class Pausing:
         for worker in resumed.failures:
             let_go(worker, running=False)
         self._standings.note_frozen()
+        return resumed.failures
 
     async def resume(self, workers: Sequence[Worker], *, by: str) -> None:
         """Resume every worker but the quarantined ones. Those that fail stay paused, the others go on.

@@ -34,9 +34,12 @@ class UpdateRequest(Struct, frozen=True):
 
 
 class Progress(Struct):
-    """How far one worker has come; `seconds` is how long its weights took."""
+    """How far one worker has come; `seconds` is how long its weights took.
 
-    status: Literal["waiting", "paused", "applying", "done", "failed"] = "waiting"
+    `unchanged`: the update ended before the worker was to get the weights, by no fault of its own.
+    """
+
+    status: Literal["waiting", "paused", "applying", "done", "failed", "unchanged"] = "waiting"
     reason: str = ""
     seconds: float | None = None
 
@@ -136,10 +139,12 @@ class Update:
 
     def end(self, failure: CallError | None) -> None:
         """Tell whoever waits."""
+        early = self.phase in ("preparing", "pausing")
         self.failure, self.phase = failure, "done"
         for progress in self.progress.values():
             if progress.status not in ("done", "failed"):
-                progress.status, progress.reason = "failed", "the update ended before it got the weights"
+                progress.status = "unchanged" if early else "failed"
+                progress.reason = "the update ended before it got the weights"
         self._ended = trio.current_time()
         self.done.set()
 

@@ -55,7 +55,12 @@ class Transaction:
         self._standings.rejoin(workers)
         pausing = trio.CancelScope()
         update.scopes.append(pausing)
-        paused = await self._pausing.freeze(operation, workers, request.mode, clear_cache=request.clear_cache, scope=pausing)
+        try:
+            paused = await self._pausing.freeze(operation, workers, request.mode, clear_cache=request.clear_cache, scope=pausing)
+        except FleetFailed as failed:
+            for worker, failure in failed.failures.items():
+                update.fail(worker, f"it couldn't be paused: {failure.reason}")
+            raise
         if update.given_up_by:
             await self._pausing.start_again(operation, paused)
             update.demand_wanted()

@@ -6,11 +6,11 @@ from typing import Final, Literal, TextIO
 
 from msgspec import Struct
 
-Status = Literal["waiting", "paused", "applying", "done", "failed"]
+Status = Literal["waiting", "paused", "applying", "done", "failed", "unchanged"]
 
 _WIDTH: Final = 20
 #: How far a worker has come, of `_WIDTH`.
-_FILLED: Final[dict[Status, int]] = {"waiting": 0, "paused": 5, "applying": 10, "done": _WIDTH, "failed": _WIDTH}
+_FILLED: Final[dict[Status, int]] = {"waiting": 0, "paused": 5, "applying": 10, "done": _WIDTH, "failed": _WIDTH, "unchanged": 0}
 
 
 class WorkerProgress(Struct, frozen=True):
@@ -24,7 +24,7 @@ class WorkerProgress(Struct, frozen=True):
         """The status, with the time or the reason that belongs to it."""
         if self.status == "done" and self.seconds is not None:
             return f"done in {self.seconds:.2f} s"
-        return f"failed: {self.reason}" if self.status == "failed" else self.status
+        return f"{self.status}: {self.reason}" if self.reason else self.status
 
 
 class UpdateProgress(Struct, frozen=True):

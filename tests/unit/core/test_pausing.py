@@ -45,7 +45,7 @@ async def test_when_one_refuses_to_pause_the_others_go_on_and_the_error_names_it
         fleet.engines[1].fails["pause"] = [broken("it doesn't want to")]
         with pytest.raises(FleetFailed) as failed:
             await fleet.pause()
-        assert failed.value.message == "pause failed on w1: it doesn't want to. No worker was paused by this"
+        assert failed.value.message == "pause failed on w1: it doesn't want to. No worker stays paused by this"
         assert failed.value.status == 500
         assert fleet.states == ["ready", "ready"]
         assert [engine.paused for engine in fleet.engines] == [False, False]

@@ -115,7 +115,7 @@ async def test_nobody_is_paused_when_preparing_fails():
         fleet.courier.fails["prepare"] = [CallError(504, "no STABLE within 60 s")]
         update = await fleet.update()
         assert update.describe()["error"] == "no STABLE within 60 s"
-        assert {worker["status"] for worker in update.describe()["workers"].values()} == {"failed"}
+        assert {worker["status"] for worker in update.describe()["workers"].values()} == {"unchanged"}
         assert [engine.asked for engine in fleet.engines] == [[], []]
         assert fleet.administered.journal == [("update_asked", None), ("update", "no STABLE within 60 s")]
 
@@ -125,8 +125,22 @@ async def test_when_one_refuses_to_pause_all_go_on_with_the_weights_that_they_ha
         fleet.engines[1].fails["pause"] = [broken("it doesn't want to")]
         update = await fleet.update()
         assert update.failure
-        assert update.failure.message == "update failed on w1: it doesn't want to. No worker was paused by this"
+        assert update.failure.message == "update failed on w1: it doesn't want to. No worker stays paused by this"
         assert (fleet.states, fleet.paused, fleet.courier.applied) == (["ready", "ready"], [False, False], [])
+        assert [(worker["status"], worker["reason"]) for worker in update.describe()["workers"].values()] == [
+            ("unchanged", "the update ended before it got the weights"),
+            ("failed", "it couldn't be paused: it doesn't want to"),
+        ]
+
+
+async def test_who_does_not_go_on_after_a_pause_that_failed_is_named():
+    async with fleet_of() as fleet:
+        fleet.engines[0].fails["resume"] = [broken("it hangs")]
+        fleet.engines[1].fails["pause"] = [broken("it doesn't want to")]
+        update = await fleet.update()
+        assert str(update.failure) == (
+            "update failed on w1: it doesn't want to. No worker stays paused by this, but for those that didn't resume: w0: it hangs"
+        )
 
 
 async def test_who_fails_is_quarantined_and_the_others_go_on_until_the_next_update_mends_it():
