@@ -6,8 +6,6 @@ from typing import Final
 
 from core.fleet.worker import Worker
 
-#: States of workers whose weights others are measured by: those that take calls, now or when they go on.
-_COUNTED: Final = frozenset({"ready", "paused", "updating"})
 #: Digits of a version that is a number; a longer one is a name.
 _DIGITS: Final = 18
 
@@ -18,8 +16,12 @@ def behind(workers: Iterable[Worker], allowed: int) -> Mapping[Worker, str]:
     Versions that are whole numbers are compared by how far they are apart, and all other ones are behind these. When none is a number,
     whatever differs from the newest is behind: that is the latest that was given to a worker through headrace, and without any the one
     that most have. A worker that tells no version is behind when others tell one.
+
+    Whoever is there counts, also who takes no calls any more: who asks for the newest weights had rather hear an error than older tokens.
+    Only a worker that is held out because it has other weights than the fleet should have is no measure; nor is one that is gone, for its
+    weights have gone with it.
     """
-    counted = [worker for worker in workers if worker.state in _COUNTED]
+    counted = [worker for worker in workers if worker.is_there and not (worker.hold and worker.hold.late)]
     versions = {worker: worker.policy_version for worker in counted}
     if len(set(versions.values())) <= 1:
         return {}

@@ -45,6 +45,7 @@ class Placer:
         self._fleet = fleet
         self._candidates = CandidatesByKind(fleet)
         self.routing = routing
+        routing.changed = fleet.gate.notify  # who may take a call depends on what they allow
 
     def paused(self, worker: Worker) -> None:
         """A call was refused because the worker's engine is paused, before a probe has seen that."""

@@ -1,6 +1,6 @@
 """Which policies place a call, and who is told of the attempts that follow. Both may change while calls are in flight."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from msgspec.structs import replace
@@ -20,6 +20,8 @@ class Routing:
         registry.check(settings)
         self._registry = registry
         self._attempts: set[Attempt] = set()
+        #: Told when other rules are in force.
+        self.changed: Callable[[], None] = _nothing
         self._enforce(settings)
 
     @property
@@ -42,6 +44,7 @@ class Routing:
         self._enforce(settings)
         for attempt in self._attempts:
             attempt.tell_start(only=self._in_force - before)
+        self.changed()
 
     def policies(self, call: Call, workers: Sequence[Worker]) -> Sequence[str]:
         """Those that are asked for a call, in their order; `workers` are those that may take it, at least one."""
@@ -96,6 +99,10 @@ class Attempt:
     def tell_end(self, *, only: frozenset[str] | None = None) -> None:
         """Tell all plugins, or some, that it has ended."""
         self._registry.tell("attempt_ended", only=only, call=self._call, choice=self._choice, output_tokens=self._outcome.output_tokens)
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""
 
 
 def ranks_for(call: Call, worker: Worker) -> Sequence[int | None]:

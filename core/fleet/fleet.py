@@ -65,9 +65,12 @@ class Fleet:
         if worker.state == "ready":
             self._set(worker, "paused", "its engine refused a call, because it is paused")
 
-    def hold(self, worker: Worker, state: HeldState, reason: str) -> None:
-        """Hold a worker in a state, in the place of the one that it was held in; no call goes there until it is released."""
-        worker.hold = Hold(state, reason)
+    def hold(self, worker: Worker, state: HeldState, reason: str, *, late: bool = False) -> None:
+        """Hold a worker in a state, in the place of the one that it was held in; no call goes there until it is released.
+
+        `late`: see `Hold`.
+        """
+        worker.hold = Hold(state, reason, late)
         worker.changes += 1
         self._show(worker)
 
@@ -131,7 +134,7 @@ class Fleet:
             if failure and (failure.certain or failures >= self._probe.failures or worker.state in _ABSENT):
                 down = worker.process.down if worker.process else ""
                 self._set(worker, "starting" if worker.state == "starting" else "gone", down or str(failure))
-            if certain > 1:  # once may be a hiccup, and calls are dear
+            if certain > 1 or failures >= max(self._probe.failures, 2):  # once may be a hiccup, and calls are dear
                 worker.lose_calls()
             with trio.move_on_after(self._probe.interval):
                 await worker.suspected()

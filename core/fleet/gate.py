@@ -18,7 +18,7 @@ class Gate:
         self.waiting = 0
 
     def notify(self) -> None:
-        """A worker's state has changed: whoever waits looks again."""
+        """A worker's state has changed, or the rules have: whoever waits looks again."""
         self._changed.set()
         self._changed = trio.Event()
 

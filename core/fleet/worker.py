@@ -36,6 +36,8 @@ class Hold(Struct, frozen=True):
 
     state: HeldState
     reason: str
+    #: It has other weights than the fleet should have, so that its version says nothing about the others'.
+    late: bool = False
 
 
 class WorkerInfo(Struct, frozen=True, kw_only=True):
@@ -176,7 +178,9 @@ class Worker:
             raise WorkerLost(f"the worker was lost: {self.reason}")
 
     def lose_calls(self) -> None:
-        """The worker is dead though its connections stand (vLLM 0.33: streams of an engine that was killed hang for ever)."""
+        """The worker is dead though its connections stand (vLLM 0.33: streams of an engine that was killed hang for ever; those of a
+        process that was stopped last until the connection is given up).
+        """
         for scope in self._calls:
             scope.cancel()
 

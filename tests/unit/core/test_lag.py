@@ -5,6 +5,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from core.errors import NoWorker
+from core.fleet.worker import Hold
 from core.lag import behind
 from core.settings import RoutingSettings, SettingsError, parse_settings
 from tests.unit.core.lanes import ScriptedLane, output
@@ -61,9 +62,20 @@ def test_of_other_labels_that_were_only_found_the_commonest_is_the_newest():
     assert late("blue", "green", "blue") == ["1"]
 
 
-def test_workers_that_take_no_calls_any_more_are_no_measure():
-    workers = [found("a", "7"), found("b", "8", state="quarantined"), found("c", "8", state="gone"), found("d", "8", state="draining")]
-    assert behind(workers, 0) == {}
+@pytest.mark.parametrize("state", ["ready", "paused", "updating", "quarantined", "draining"])
+def test_whoever_is_there_is_a_measure(state):
+    workers = [found("a", "7"), found("b", "8", state=state)]
+    assert [worker.id for worker in behind(workers, 0)] == ["a"]
+
+
+def test_workers_that_are_gone_are_no_measure():
+    assert behind([found("a", "7"), found("b", "8", state="gone"), found("c", "8", state="starting")], 0) == {}
+
+
+def test_a_worker_that_is_held_out_for_having_other_weights_is_no_measure():
+    stranger = found("b", "1000", state="quarantined")
+    stranger.hold = Hold("quarantined", "it has the weights '1000' and should have '7'", late=True)
+    assert behind([found("a", "7"), stranger], 0) == {}
 
 
 async def test_without_the_setting_every_version_is_served():
@@ -113,6 +125,28 @@ async def test_when_the_newest_has_failed_under_a_call_the_503_says_who_is_behin
         rig.placer.place(make_call(), {new: "it was lost"})
     assert raised.value.message == "no worker is left: b (it was lost), a (is behind: it has version 7, and 8 is there)"
     assert not rig.placer.has_other(make_call(), {}, new)
+
+
+async def test_when_the_newest_is_quarantined_a_call_is_refused_rather_than_served_with_older_weights():
+    old, new = found("a", "7"), found("b", "8")
+    rig = rig_of(old, new)
+    rig.move(new, "quarantined", "smoke")
+    browser = await Browser().ask(rig)
+    assert browser.status == 503
+    assert browser.json["error"]["message"] == (
+        "no worker is ready: a is behind: it has version 7, and 8 is there, b is quarantined (smoke)"
+    )
+
+
+async def test_a_call_that_waits_for_newer_weights_goes_on_when_the_lag_is_allowed():
+    old, new = found("a", "7"), found("b", "8", state="paused")
+    rig, browser = rig_of(old, new), Browser()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(browser.ask, rig)
+        await wait_all_tasks_blocked()
+        assert rig.fleet.gate.waiting == 1
+        rig.routing.change(RoutingSettings())
+    assert browser.headers["x-headrace-worker"] == "a"
 
 
 async def test_when_the_newest_is_gone_the_next_one_is_the_newest():
