@@ -18,7 +18,7 @@ from core.fleet.cohort import Cohort
 from core.fleet.control import PauseMode
 from core.fleet.updating import REPLACING
 from core.fleet.worker import Worker
-from core.northbound.asking import read_body, who
+from core.northbound.asking import demand_known, demand_no_body, read_body, who
 from core.registry import Registry
 from core.routes import HTTPReply, HTTPRequest, Method, Routes
 
@@ -67,13 +67,28 @@ class AbortBody(Struct, forbid_unknown_fields=True):
 def add_administration_routes(routes: Routes, administration: Administration, registry: Registry) -> None:
     """Serve them."""
     handlers = _Handlers(administration, registry)
-    for method, path, handler in handlers.table():
-        routes.add(method, path, handler)
-        routes.add(method, f"/workers/<id>{path}", handler)
-        routes.add(method, f"/cohorts/<cohort>{path}", handler)
+    for route in handlers.table():
+        for scope in ("", "/workers/<id>", "/cohorts/<cohort>"):
+            routes.add(route.method, f"{scope}{route.path}", route.answer)
     routes.add("POST", "/fleet/workers/<id>/quarantine", handlers.quarantine)
     routes.add("POST", "/fleet/workers/<id>/drain", handlers.drain)
     routes.add("POST", "/fleet/workers/<id>/release", handlers.release)
+
+
+class _Route(Struct, frozen=True):
+    """One of vLLM's routes. `model` may be in the query of each; what it takes besides is refused when it isn't named here."""
+
+    method: Method
+    path: str
+    handler: Callable[[HTTPRequest], Awaitable[HTTPReply]]
+    query: tuple[str, ...] = ()
+    body: bool = False
+
+    async def answer(self, request: HTTPRequest) -> HTTPReply:
+        demand_known(request, ("model", *self.query))
+        if not self.body:
+            demand_no_body(request)
+        return await self.handler(request)
 
 
 class _Handlers:
@@ -81,26 +96,26 @@ class _Handlers:
         self._administration = administration
         self._registry = registry
 
-    def table(self) -> Sequence[tuple[Method, str, Callable[[HTTPRequest], Awaitable[HTTPReply]]]]:
+    def table(self) -> Sequence[_Route]:
         return (
-            ("POST", "/pause", self.pause),
-            ("POST", "/resume", self.resume),
-            ("GET", "/is_paused", self.is_paused),
-            ("POST", "/sleep", self.sleep),
-            ("POST", "/wake_up", self.wake_up),
-            ("GET", "/is_sleeping", self.is_sleeping),
-            ("POST", "/reset_prefix_cache", self.reset_prefix_cache),
-            ("POST", "/init_weight_transfer_engine", self.init_weight_transfer_engine),
-            ("POST", "/start_weight_update", self.start_weight_update),
-            ("POST", "/start_draft_weight_update", self.start_draft_weight_update),
-            ("POST", "/update_weights", self.update_weights),
-            ("POST", "/finish_weight_update", self.finish_weight_update),
-            ("POST", "/update_weight_version", self.update_weight_version),
-            ("GET", "/weight_info", self.weight_info),
-            ("GET", "/get_world_size", self.get_world_size),
-            ("POST", "/collective_rpc", self.collective_rpc),
-            ("POST", "/abort_requests", self.abort_requests),
-            ("GET", "/server_info", self.server_info),
+            _Route("POST", "/pause", self.pause, ("mode", "clear_cache")),
+            _Route("POST", "/resume", self.resume),
+            _Route("GET", "/is_paused", self.is_paused),
+            _Route("POST", "/sleep", self.sleep, ("level", "mode")),
+            _Route("POST", "/wake_up", self.wake_up, ("tags",)),
+            _Route("GET", "/is_sleeping", self.is_sleeping),
+            _Route("POST", "/reset_prefix_cache", self.reset_prefix_cache, ("reset_running_requests", "reset_external")),
+            _Route("POST", "/init_weight_transfer_engine", self.init_weight_transfer_engine, body=True),
+            _Route("POST", "/start_weight_update", self.start_weight_update),
+            _Route("POST", "/start_draft_weight_update", self.start_draft_weight_update),
+            _Route("POST", "/update_weights", self.update_weights, body=True),
+            _Route("POST", "/finish_weight_update", self.finish_weight_update, body=True),
+            _Route("POST", "/update_weight_version", self.update_weight_version, body=True),
+            _Route("GET", "/weight_info", self.weight_info),
+            _Route("GET", "/get_world_size", self.get_world_size, ("include_dp",)),
+            _Route("POST", "/collective_rpc", self.collective_rpc, body=True),
+            _Route("POST", "/abort_requests", self.abort_requests, body=True),
+            _Route("GET", "/server_info", self.server_info, ("config_format",)),
         )
 
     async def pause(self, request: HTTPRequest) -> HTTPReply:

@@ -1,5 +1,6 @@
 """What the administration's routes have in common: who asks, for whom, and for what."""
 
+from collections.abc import Collection
 from typing import TypeVar
 
 import msgspec
@@ -16,6 +17,19 @@ T = TypeVar("T", bound=Struct)
 def who(request: HTTPRequest) -> str:
     """Who asks, as the journal names it: the client's address, and what it calls itself."""
     return f"{request.client} {request.headers.get('user-agent', '')[:100]}".strip() or "somebody"
+
+
+def demand_known(request: HTTPRequest, known: Collection[str]) -> None:
+    """Refuse a query with other keys than these, which would be dropped without a word. Raises: `BadRequest`."""
+    if unknown := sorted(request.query.keys() - set(known)):
+        text = f"known in the query of {request.path} are {', '.join(sorted(known))}" if known else f"{request.path} takes no query"
+        raise BadRequest(f"{unknown[0]}: there is no such key here; {text}", param=unknown[0])
+
+
+def demand_no_body(request: HTTPRequest) -> None:
+    """Refuse a body where none is taken; an empty object says nothing. Raises: `BadRequest`."""
+    if request.body.strip() and request.json() != {}:
+        raise BadRequest(f"the body: {request.path} takes none; what it needs to know stands in the query")
 
 
 def read_body(request: HTTPRequest, type_: type[T]) -> T:

@@ -1,17 +1,24 @@
 """The routes that say how headrace and its fleet are; `/workers/<id>/health` and `/workers/<id>/v1/models` say it of one worker."""
 
+import math
 from collections.abc import Iterable
 from importlib.metadata import version
+from typing import Final, TypeVar
 from urllib.parse import quote, unquote
 
-from core.errors import NotFound, NoWorker
+from core.errors import BadRequest, NotFound, NoWorker
 from core.fleet.administration import Administration
 from core.fleet.fleet import Fleet
+from core.fleet.journal import KEPT
 from core.fleet.worker import Worker
 from core.metrics import Metrics
+from core.northbound.asking import demand_known
 from core.northbound.models import list_models
 from core.registry import Registry
 from core.routes import HTTPReply, HTTPRequest, Routes
+
+N = TypeVar("N", int, float)
+_KINDS: Final = {int: "a whole number", float: "a number"}
 
 
 def add_status_routes(routes: Routes, fleet: Fleet, administration: Administration, metrics: Metrics, registry: Registry) -> None:
@@ -53,8 +60,12 @@ def add_status_routes(routes: Routes, fleet: Fleet, administration: Administrati
         weights, running = administration.current.describe(), administration.describe()
         return HTTPReply.json({"workers": described, "cohorts": cohorts.describe(), "weights": weights, "operations": running})
 
-    async def journal(_: HTTPRequest) -> HTTPReply:
-        return HTTPReply.json({"entries": list(administration.journal.entries)})
+    async def journal(request: HTTPRequest) -> HTTPReply:
+        """The oldest first. `since` leaves out what is older (Unix time, in seconds); of what is left `limit` gives the latest."""
+        demand_known(request, ("limit", "since"))
+        limit, since = _number(request, "limit", KEPT, int), _number(request, "since", 0.0, float)
+        entries = [entry for entry in administration.journal.entries if entry.at >= since]
+        return HTTPReply.json({"entries": entries[max(len(entries) - limit, 0) :]})
 
     async def plugins(_: HTTPRequest) -> HTTPReply:
         return HTTPReply.json(registry.describe())
@@ -70,6 +81,17 @@ def add_status_routes(routes: Routes, fleet: Fleet, administration: Administrati
     routes.add("GET", "/fleet", workers)
     routes.add("GET", "/fleet/journal", journal)
     routes.add("GET", "/plugins", plugins)
+
+
+def _number(request: HTTPRequest, name: str, default: N, type_: type[N]) -> N:
+    """A number of the query that isn't negative. Raises: `BadRequest`."""
+    try:
+        value = type_(request.query.get(name, default))
+    except ValueError:
+        value = type_(-1)
+    if not 0 <= value < math.inf:
+        raise BadRequest(f"{name}: {request.query[name]!r} is not {_KINDS[type_]} from 0 on", param=name)
+    return value
 
 
 def _release(worker: Worker) -> str | None:

@@ -204,6 +204,26 @@ async def test_one_worker_says_how_it_is_and_what_it_serves(status):
     assert (browser.status, browser.json["error"]["message"]) == (404, "there is no worker 'c'; the fleet has a, b:1")
 
 
+async def test_the_journal_is_shown_from_a_time_on_and_the_latest_of_it(routes):
+    rig = Rig(make_worker("a", ScriptedLane()))
+    administration = Administration(rig.fleet, AdministrationSettings(), {})
+    add_status_routes(routes, rig.fleet, administration, rig.metrics, rig.registry)
+    for what in ("one", "two", "three"):
+        administration.journal.add(what, ["a"], by="me")
+
+    async def shown(query):
+        return [entry["what"] for entry in (await ask(routes, "GET", "/fleet/journal", query=query)).json["entries"]]
+
+    second = administration.journal.entries[1].at
+    assert await shown("") == ["one", "two", "three"]
+    assert (await shown("limit=1"), await shown("limit=0"), await shown("limit=9")) == (["three"], [], ["one", "two", "three"])
+    assert await shown(f"since={second!r}") == ["two", "three"]
+    assert await shown(f"since={second!r}&limit=1") == ["three"]
+    for query, param in (("limit=-1", "limit"), ("limit=1.5", "limit"), ("since=nan", "since"), ("since=now", "since"), ("to=1", "to")):
+        browser = await ask(routes, "GET", "/fleet/journal", query=query)
+        assert (browser.status, browser.json["error"]["param"]) == (400, param)
+
+
 async def test_models_are_listed_once_with_the_shortest_length(status):
     a, b, gone = (make_worker(name, ScriptedLane(), models=["tiny"]) for name in "abc")
     b.info = b.info and type(b.info)(models=("tiny", "other"), model_id="tiny", max_model_len=50)
