@@ -178,7 +178,7 @@ class Administration:
 
     def _expiry(self, worker: Worker) -> float:
         standing = self._standings.of(worker)
-        left_alone = standing.updating or ((standing.paused or standing.waits) and not standing.asleep)
+        left_alone = standing.updating or self._standings.is_paused(worker)
         if standing.failed or not left_alone or self._operations.is_busy(worker):
             return float("inf")
         return standing.touched + self._settings.lease

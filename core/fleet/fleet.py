@@ -33,6 +33,8 @@ class Fleet:
         self.workers: dict[str, Worker] = {}
         #: Told of each worker that comes, before the plugins are, and before it can get a call: it may hold it.
         self.greet: Callable[[Worker], None] = lambda _: None
+        #: Told of each worker whose engine its probes have found paused, or running, and before not so.
+        self.found: Callable[[Worker], None] = lambda _: None
         #: The workers that take calls, in the order in which they were added.
         self.ready: tuple[Worker, ...] = ()
         self.gate = Gate(gate)
@@ -177,7 +179,9 @@ class Fleet:
         """Note how a worker is, as its probes have it."""
         if worker.observed.state in _ABSENT and state not in _ABSENT:
             self.greet(worker)
-        worker.observed = Observed(state, reason)
+        known, worker.observed = worker.observed.state, Observed(state, reason)
+        if state != known:
+            self.found(worker)
         self._show(worker)
 
     def _show(self, worker: Worker) -> None:

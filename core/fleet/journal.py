@@ -62,6 +62,11 @@ class Journal:
             for entry in facts:
                 self._note(entry)
 
+    @property
+    def lasts(self) -> bool:
+        """Whether it lies in a file, so that the next headrace knows it."""
+        return bool(self._path)
+
     def add(self, what: str, workers: Sequence[str], *, by: str, **detail: Any) -> None:
         """Add an entry, with the time of now."""
         entry = Entry(time.time(), what, by, tuple(workers), detail)

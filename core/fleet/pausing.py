@@ -155,12 +155,10 @@ class Pausing:
 
         async def work(operation: Operation) -> None:
             for worker in workers:
-                self._standings.of(worker).asleep = True
-                self._standings.show(worker)
+                self._standings.sleep(worker, True)
             slept = await operation.ask(workers, lambda control: control.sleep(level, mode), deadline=None)
             for worker in slept.failures:
-                self._standings.of(worker).asleep = False
-                self._standings.show(worker)
+                self._standings.sleep(worker, False)
             if slept.failures:
                 raise FleetFailed(operation.name, slept.failures, "The other workers sleep")
 
@@ -183,8 +181,8 @@ class Pausing:
             paused = await operation.ask(woken.good, lambda control: control.is_paused(), deadline=self._deadline)
             for worker, still in paused.good.items():
                 if not still:
-                    standing = self._standings.of(worker)
-                    standing.asleep, standing.paused = False, ""
+                    self._standings.of(worker).paused = ""
+                    self._standings.sleep(worker, False)
                     self._standings.show(worker, running=True)
             if failures := {**woken.failures, **paused.failures}:
                 raise FleetFailed(operation.name, failures, "The other workers were woken up")

@@ -29,6 +29,8 @@ class Standing:
         #: It came while the others were paused, and takes calls when they do; its engine runs.
         self.waits = False
         self.asleep = False
+        #: It was there before this headrace was. When it is found paused then, whoever has paused it may be no more.
+        self.inherited = False
         #: An update was started and not finished. vLLM 0.33: a forward pass now kills the engine.
         self.updating = False
         #: That update is of the draft model's weights alone.
@@ -73,6 +75,7 @@ class Standings:
         #: Set, and replaced, at each change: whoever reckons with the leases looks again.
         self.changed = trio.Event()
         fleet.greet = self._greet
+        fleet.found = self._found
 
     def of(self, worker: Worker) -> Standing:
         """A worker's standing."""
@@ -115,6 +118,12 @@ class Standings:
         for worker in self._fleet.workers.values():
             if worker.is_there and not self.of(worker).failed and not self.of(worker).updating and (lateness := self._lateness(worker)):
                 self.hold_out(worker, lateness)
+
+    def sleep(self, worker: Worker, asleep: bool) -> None:
+        """It sleeps, or is going to, or is awake again."""
+        self.of(worker).asleep = asleep
+        self._note(worker)
+        self.show(worker)
 
     def drain(self, worker: Worker, draining: bool) -> None:
         """Give it no more calls, or give it calls again as far as nothing else is against that."""
@@ -214,6 +223,7 @@ class Standings:
         """Hold the worker in the state that follows, or release it. `running`: its engine has just been resumed."""
         standing = self.of(worker)
         if running:
+            standing.inherited = False
             self._fleet.resumed(worker)
         if standing.failed:
             self._fleet.hold(worker, "quarantined", standing.failed, late=standing.late)
@@ -247,8 +257,27 @@ class Standings:
         if standing.late or standing.left_frozen:
             self.needy(worker)
 
+    def _found(self, worker: Worker) -> None:
+        """Its engine was found paused, or running."""
+        if worker.observed.state == "ready":
+            self.of(worker).inherited = False
+        self._tell()
+
+    def _may_sleep(self, worker: Worker, instance: str) -> bool:
+        """Whether a headrace before this one may have put it to sleep (vLLM 0.33: a worker tells no sleep from a pause)."""
+        if noted := self._journal.last_state(worker.id, instance):
+            return noted.get("asleep", False)
+        return not self._journal.lasts and bool(worker.info and worker.info.supports_sleep)
+
+    def is_paused(self, worker: Worker) -> bool:
+        """Whether somebody has paused it, or its like, and may have forgotten that; not one that sleeps."""
+        standing = self.of(worker)
+        found = standing.inherited and worker.observed.state == "paused"
+        return bool(standing.paused or standing.waits or found) and not standing.asleep
+
     def _begin_anew(self, worker: Worker, instance: str, before: Standing | None) -> Standing:
         standing = Standing(instance)
+        standing.inherited = before is None and not self._may_sleep(worker, instance)
         if noted := self._journal.last_state(worker.id, instance):  # a headrace before this one knew it
             standing.weights, standing.late = noted.get("weights", 0), noted.get("late", False)
             standing.by_hand, standing.draining = noted.get("by_hand", False), noted.get("draining", False)
@@ -328,6 +357,7 @@ class Standings:
             late=standing.late,
             by_hand=standing.by_hand,
             draining=standing.draining,
+            asleep=standing.asleep,
         )
 
     def _tell(self) -> None:

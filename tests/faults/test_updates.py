@@ -171,6 +171,18 @@ def test_a_trainer_that_is_silent_loses_its_pause():
         assert [event["workers"] for event in proxy.events("fleet.lease_ended")] == [["w0"]]
 
 
+def test_a_pause_outlasts_a_headrace_that_was_killed_by_a_lease(tmp_path: Path):
+    settings = f'{SETTINGS}[administration]\nlease = 1.0\njournal = "{tmp_path}/journal.sqlite"'
+    with workers.stand_in() as worker:
+        with headrace(worker, settings=settings) as proxy:
+            succeed(proxy, "/pause?mode=keep")
+            proxy.send_signal(signal.SIGKILL)
+            proxy.ended()
+        with headrace(worker, settings=settings, ready=False) as proxy:
+            wait_for(lambda: proxy.states() == {"w0": "ready"})
+            assert [event["workers"] for event in proxy.events("fleet.lease_ended")] == [["w0"]]
+
+
 def test_a_headrace_that_was_killed_in_an_update_resumes_nobody_and_the_next_update_mends_all(tmp_path: Path):
     settings = f'{SETTINGS}[administration]\njournal = "{tmp_path}/journal.sqlite"'
     with workers.stand_in() as a, workers.stand_in() as b:

@@ -2,6 +2,7 @@
 
 import pytest
 import trio
+from msgspec.structs import replace
 from trio.testing import wait_all_tasks_blocked
 
 from core.errors import BadRequest, CallError, NotFound, NoWorker
@@ -241,6 +242,53 @@ async def test_an_operation_that_runs_is_nobodys_silence(autojump_clock):
         fleet.engines[0].stalls["update"].set()
         await wait_all_tasks_blocked()
         await fleet.finish()
+
+
+def find(fleet, *states, sleep: bool = False) -> None:
+    """What a headrace finds that has just begun."""
+    for worker, engine, state in zip(fleet.workers, fleet.engines, states, strict=True):
+        worker.info = replace(worker.info, supports_sleep=sleep)
+        engine.paused = state == "paused"
+        fleet.rig.move(worker, "gone")
+        fleet.rig.move(worker, state)
+
+
+@pytest.mark.parametrize("journal", [False, True])
+async def test_workers_that_are_found_paused_at_the_start_go_on_when_nobody_cares_for_them(monkeypatch, autojump_clock, tmp_path, journal):
+    lines = []
+    monkeypatch.setattr(administration_module.log, "error", lambda event, **fields: lines.append((event, fields)))
+    settings = {"journal": str(tmp_path / "journal.sqlite")} if journal else {}
+    async with administered(lease=100.0, **settings) as fleet:
+        find(fleet, "paused", "ready", sleep=journal)
+        await trio.sleep(99)
+        assert fleet.states == ["paused", "ready"]
+        await trio.sleep(2)
+        assert (fleet.states, fleet.engines[0].paused) == (["ready", "ready"], False)
+        assert lines == [("fleet.lease_ended", {"workers": ["w0"], "seconds": 100.0})]
+        fleet.rig.move(fleet.workers[0], "paused")  # by somebody who goes past headrace
+        await trio.sleep(200)
+        assert fleet.states == ["paused", "ready"]
+
+
+async def test_workers_that_may_sleep_when_they_are_found_are_left_alone(autojump_clock):
+    async with administered(lease=100.0) as fleet:
+        find(fleet, "paused", "paused", sleep=True)
+        await trio.sleep(1000)
+        assert fleet.states == ["paused", "paused"]
+
+
+async def test_the_journal_knows_who_slept(mock_clock, tmp_path):
+    path = str(tmp_path / "journal.sqlite")
+    async with administered(journal=path) as fleet:
+        await fleet.pausing.sleep(fleet.workers, 1, "abort", by="me")
+        await fleet.pausing.wake_up(fleet.workers[1:], [], by="me")
+        await fleet.pausing.pause(fleet.workers[1:], "keep", clear_cache=False, by="me")
+    async with administered(lease=100.0, journal=path) as fleet:
+        find(fleet, "paused", "paused", sleep=True)
+        await wait_all_tasks_blocked()
+        mock_clock.jump(1000)
+        await wait_all_tasks_blocked()
+        assert fleet.states == ["paused", "ready"]
 
 
 async def test_a_fleet_that_sleeps_is_left_alone(autojump_clock):
