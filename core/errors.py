@@ -95,8 +95,10 @@ class ClientGone(CallError):
 class PluginFault(CallError):
     """500: a plugin raised something that its hook does not allow. Other calls are untouched."""
 
-    def __init__(self, plugin: str, hook: str, error: BaseException) -> None:
-        super().__init__(500, f"plugin {plugin!r} failed in {hook}: {type(error).__name__}")
+    def __init__(self, plugin: str, hook: str, error: BaseException, what: str = "") -> None:
+        #: What went wrong. Of an exception only its type: its text may quote what the call holds.
+        self.what = what or type(error).__name__
+        super().__init__(500, f"plugin {plugin!r} failed in {hook}: {self.what}")
         self.plugin = plugin
         self.hook = hook
 

@@ -139,7 +139,7 @@ def _kept(plugin: str, answer: Any, workers: Sequence[Worker]) -> tuple[Sequence
 
 
 def _words(error: CallError) -> str:
-    return f"fails: {type(error.__cause__).__name__}" if isinstance(error, PluginFault) else f"refuses the call: {error.message}"
+    return f"fails: {error.what}" if isinstance(error, PluginFault) else f"refuses the call: {error.message}"
 
 
 def _verdict(worker: Worker, why: str) -> WorkerVerdict:

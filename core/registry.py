@@ -2,7 +2,8 @@
 
 Plugins come by entry points of the group `headrace.plugins`, ours and theirs alike. An entry point names a class. Its attribute
 `settings_type` (a `PluginSettings`) makes the constructor take the plugin's own section of the settings, `[plugins.NAME]`; a class
-without one takes nothing and has no section. `enabled_by_default = False` makes it wait for `[plugins] enable`.
+without one takes nothing and has no section. `enabled_by_default = False` makes it wait for `[plugins] enable`. A policy's `passes`
+says in words which calls it leaves to the next policy (`calls without a session`): who names it last is warned.
 """
 
 import os
@@ -10,13 +11,14 @@ import sys
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import pluggy
 import structlog
 from msgspec import Struct
+from msgspec.structs import replace
 
-from core.errors import CallError, PluginFault
+from core.errors import CallError, PluginFault, shorten
 from core.hookcalls import HookCall, direct, is_end
 from core.hookspecs import CALL_HOOKS, HOOKS, PROJECT, Choice, HookSpecs
 from core.settings import PluginSettings, PluginsSettings, RoutingSettings, Settings, SettingsError, convert_settings, nearest
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 log = structlog.stdlib.get_logger()
 
 GROUP = "headrace.plugins"
+#: Characters of a policy's reason, which goes into a header of each reply.
+_LONGEST_REASON: Final = 500
 #: Hooks that only tell something. Each implementation is called by itself, so that the fault of one hides nothing from another.
 _NOTICES = ("attempt_started", "attempt_ended", "call_settled", "worker_joined", "worker_left", "session_finished")
 
@@ -67,6 +71,8 @@ class Registry:
                 self._codes |= {impl.function.__code__ for impl in caller.get_hookimpls()}
         #: The plugins that choose workers, by name.
         self.policies = frozenset(self._implementations("choose_worker"))
+        #: What some of them say they leave to the next policy, as `passes` of their class.
+        self.passes: dict[str, str] = {p.name: getattr(p.plugin, "passes", "") for p in self.plugins if p.name in self.policies}
         self._choosing = {p.name: self._alone("choose_worker", p) for p in self._implementing("choose_worker")}
         self._active: frozenset[str] = frozenset()
         self._callers: dict[str, HookCall] = {}
@@ -81,7 +87,9 @@ class Registry:
         named = [("routing.policies", routing.policies)]
         named += [(f"routing.rules[{i}].policies", rule.policies) for i, rule in enumerate(routing.rules)]
         for key, policies in named:
-            for policy in policies:
+            for i, policy in enumerate(policies):
+                if policy in policies[:i]:
+                    raise SettingsError(f"{key}: {policy!r} is named twice")
                 if policy not in self.policies:
                     raise SettingsError(f"{key}: no loaded plugin {policy!r} chooses workers: {nearest(policy, sorted(self.policies))}")
 
@@ -109,9 +117,11 @@ class Registry:
             if is_end(error):
                 raise
             raise PluginFault(policy, "choose_worker", error) from error
-        if choice is not None and (not isinstance(choice, Choice) or not _is_possible(choice, call, workers)):
-            raise PluginFault(policy, "choose_worker", ValueError("chose what is not one of the eligible workers, or none of its ranks"))
-        return choice
+        if choice is None:
+            return None
+        if problem := _problem(choice, call, workers):
+            raise PluginFault(policy, "choose_worker", ValueError(problem), problem)
+        return choice if len(choice.reason) <= _LONGEST_REASON else replace(choice, reason=shorten(choice.reason, _LONGEST_REASON))
 
     def each(self, hook: str, **arguments: Any) -> "Iterator[tuple[str, Any]]":
         """What each plugin answers to a hook on a call's path, or the exception that it raises; for explanations."""
@@ -286,11 +296,21 @@ def _implementations(manager: pluggy.PluginManager, hook: str) -> list[str]:
     return [impl.plugin_name for impl in getattr(manager.hook, hook).get_hookimpls()]
 
 
-def _is_possible(choice: Choice, call: "Call", workers: "Sequence[Worker]") -> bool:
-    worker, rank = choice.worker, choice.rank
+def _problem(choice: Any, call: "Call", workers: "Sequence[Worker]") -> str:
+    """What is wrong with a policy's answer; empty when nothing is."""
+    if not isinstance(choice, Choice):
+        return f"it returned {type(choice).__name__} instead of a Choice or None"
+    worker, rank, reason = choice.worker, choice.rank, cast("Any", choice.reason)
     if worker not in workers:
-        return False
-    return rank is None or rank == call.data_parallel_rank or (worker.info is not None and rank in worker.info.ranks)
+        return (
+            f"it chose {shorten(str(getattr(worker, 'id', type(worker).__name__)), 100)}, which is not one of the workers that it was given"
+        )
+    if not isinstance(reason, str):
+        return f"the reason of its choice is {type(reason).__name__} instead of a text"
+    ranks = worker.info.ranks if worker.info else ()
+    if rank is not None and rank != call.data_parallel_rank and rank not in ranks:
+        return f"it chose rank {rank} of {worker.id}, which has {', '.join(map(str, ranks)) or 'none'}"
+    return ""
 
 
 def load_plugins(settings: Settings, *, only: Collection[str] | None = None) -> Registry:

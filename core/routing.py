@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
+import structlog
 from msgspec.structs import replace
 
 from core.call import Call, Outcome
@@ -11,6 +12,8 @@ from core.fleet.worker import Worker
 from core.hookspecs import Choice
 from core.registry import Registry
 from core.settings import RoutingSettings
+
+log = structlog.stdlib.get_logger()
 
 
 class Routing:
@@ -60,7 +63,7 @@ class Routing:
             if choice is not None:
                 rank = call.data_parallel_rank
                 return choice if rank is None or rank == choice.rank else replace(choice, rank=rank)
-        raise NoWorker("no routing policy chose a worker")
+        raise NoWorker(f"no routing policy chose a worker: {self._asked(self.policies(call, workers))}; name another one after them")
 
     def attempt(self, call: Call, choice: Choice, outcome: Outcome) -> "Attempt":
         """The scope of a call's attempt on the worker of its choice."""
@@ -70,6 +73,15 @@ class Routing:
         self.settings = settings
         self._in_force = settings.named
         self._registry.enforce(self._in_force)
+        for policies in (settings.policies, *(rule.policies for rule in settings.rules)):
+            if passes := self._registry.passes[policies[-1]]:
+                log.warning(
+                    "routing.leaves_calls", policies=policies, reason=f"{policies[-1]} leaves {passes} to a next policy: they get 503"
+                )
+
+    def _asked(self, policies: Sequence[str]) -> str:
+        """Who was asked, and left the call to the next one."""
+        return ", ".join(f"{policy} leaves {self._registry.passes[policy] or 'it'} to the next policy" for policy in policies)
 
 
 class Attempt:

@@ -122,6 +122,7 @@ class AdministrationSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 Policies = Annotated[list[str], Meta(min_length=1)]
+Lag = Annotated[int, Meta(ge=0)] | None
 
 
 class RoutingRule(Struct, frozen=True, forbid_unknown_fields=True):
@@ -144,7 +145,7 @@ class RoutingSettings(Struct, frozen=True, forbid_unknown_fields=True):
     #: How many further workers are tried when one is lost before its first token.
     retries: Annotated[int, Meta(ge=0)] = 2
     #: By how many policy versions a worker may be behind the newest one of its model and still get calls. `None`: by any number.
-    max_version_lag: Annotated[int, Meta(ge=0)] | None = None
+    max_version_lag: Lag = None
 
     @property
     def named(self) -> frozenset[str]:

@@ -1,17 +1,30 @@
 """`/fleet/routing`: which policies place calls, while the proxy runs; `/fleet/route`: where a call would go, and why."""
 
-from typing import Any, cast
+from typing import Any
 
 import msgspec
+from msgspec import UNSET, Struct, UnsetType, field
 
 from core.errors import BadRequest
 from core.explaining import Explainer
 from core.fleet.journal import Journal
-from core.northbound.asking import who
+from core.northbound.asking import read_body, who
 from core.northbound.body import parse_call
 from core.routes import HTTPReply, HTTPRequest, Routes
 from core.routing import Routing
-from core.settings import RoutingSettings, SettingsError, convert_settings
+from core.settings import Lag, Policies, RoutingRule, RoutingSettings, SettingsError
+
+
+class _Wanted(Struct, forbid_unknown_fields=True):
+    """The body of `PUT /fleet/routing`; what `GET` answers is one."""
+
+    policies: Policies
+    rules: list[RoutingRule] = field(default_factory=list[RoutingRule])
+    max_version_lag: Lag = None
+    #: Tells what there is, and changes nothing.
+    available: list[str] | UnsetType = UNSET
+    #: Refused, in words of its own.
+    retries: Any = UNSET
 
 
 def add_routing_routes(routes: Routes, routing: Routing, explainer: Explainer, journal: Journal) -> None:
@@ -21,7 +34,9 @@ def add_routing_routes(routes: Routes, routing: Routing, explainer: Explainer, j
         return HTTPReply.json(_described(routing))
 
     async def change(request: HTTPRequest) -> HTTPReply:
-        """The body has the keys of `[routing]`, and replaces what is in force; a restart goes back to the settings."""
+        """The body has the keys of `[routing]`, and replaces what is in force: what it leaves out has its default. A restart goes back to
+        the settings.
+        """
         wanted = _read(request, routing.settings.retries)
         try:
             routing.change(wanted)
@@ -47,12 +62,7 @@ def _described(routing: Routing) -> dict[str, Any]:
 
 
 def _read(request: HTTPRequest, retries: int) -> RoutingSettings:
-    table = request.json()
-    if not isinstance(table, dict) or "policies" not in table:
-        raise BadRequest("policies: this field is required: the policies to ask, in their order", param="policies")
-    if "retries" in table:
+    wanted = read_body(request, _Wanted)
+    if wanted.retries is not UNSET:
         raise BadRequest("retries: it can't be changed while calls run; it stands in the settings", param="retries")
-    try:
-        return convert_settings({**cast("dict[str, Any]", table), "retries": retries}, RoutingSettings, source="the body")
-    except SettingsError as error:
-        raise BadRequest(str(error)) from error
+    return RoutingSettings(wanted.policies, wanted.rules, retries, wanted.max_version_lag)

@@ -131,16 +131,28 @@ def test_what_is_in_force_is_shown_changed_and_journalled(client):
     assert entries[-1]["detail"] == wanted
 
 
+def test_what_is_shown_can_be_put_back(client):
+    shown = client.get("/fleet/routing").json()
+    put(client, "random")
+    assert client.put("/fleet/routing", json=shown).json() == shown
+
+
 @pytest.mark.parametrize(
     ("sent", "message"),
     [
         ({"policies": ["randm"]}, "policies: no loaded plugin 'randm' chooses workers: did you mean 'random'?"),
         ({"policies": ["random"], "rules": [{"policies": ["x"]}]}, "rules[0].policies: no loaded plugin 'x' chooses workers: known are"),
-        ({"policies": ["random"], "ruls": []}, "the body: unknown key ruls: did you mean 'rules'?"),
+        ({"policies": ["random"], "ruls": []}, "ruls: there is no such key here; did you mean 'rules'?"),
         ({"policies": ["random"], "retries": 1}, "retries: it can't be changed while calls run; it stands in the settings"),
-        ({"policies": []}, "the body: policies: Expected `array` of length >= 1"),
-        ({}, "policies: this field is required: the policies to ask, in their order"),
-        ([], "policies: this field is required: the policies to ask, in their order"),
+        ({"polices": ["random"]}, "polices: there is no such key here; did you mean 'policies'?"),
+        ({"policies": ["random", "session", "random"]}, "policies: 'random' is named twice"),
+        (
+            {"policies": ["random"], "rules": [{"policies": ["random"], "role": "chef"}]},
+            "rules[0].role: 'chef' is none; there are 'aggregated', ",
+        ),
+        ({"policies": []}, "policies: Expected `array` of length >= 1"),
+        ({}, "policies: this field is required"),
+        ([], "Expected `object`, got `array`"),
     ],
 )
 def test_what_could_not_be_in_force_is_refused_and_changes_nothing(client, sent, message):

@@ -160,7 +160,7 @@ def test_policies_that_all_pass_are_a_503():
         @hookimpl
         def choose_worker(self, call: Call) -> None: ...
 
-    assert refusal(Rig(worker("a"), plugins=[Passes()], policies=["p0"])).message == "no routing policy chose a worker"
+    assert refusal(Rig(worker("a"), plugins=[Passes()], policies=["p0"])).message.startswith("no routing policy chose a worker")
 
 
 # --- the gate ----------------------------------------------------------------------------------------------------------------

@@ -1,13 +1,16 @@
 """Which policies place a call, by rules that may change while calls are in flight."""
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 from trio.testing import wait_all_tasks_blocked
 
 from core.call import Call
-from core.errors import NoWorker
+from core.errors import NoWorker, PluginFault
+from core.fleet.worker import Worker
 from core.hookspecs import Choice, hookimpl
 from core.settings import RoutingRule, RoutingSettings, SettingsError, parse_settings
 from tests.unit.core.lanes import ScriptedLane, output
@@ -40,6 +43,23 @@ class Passes:
     def choose_worker(self) -> None: ...
 
 
+class Sleeps(Passes):
+    """One that says which calls."""
+
+    passes = "calls at night"
+
+
+class Returns:
+    """A policy that returns what it is told to."""
+
+    def __init__(self, returned: Callable[[Sequence[Worker]], object]) -> None:
+        self.returned = returned
+
+    @hookimpl
+    def choose_worker(self, workers: Sequence[Worker]) -> object:
+        return self.returned(workers)
+
+
 def answering(name, **options):
     return make_worker(name, ScriptedLane([output(7, finish="stop")]), **options)
 
@@ -69,9 +89,52 @@ def test_a_rank_that_was_asked_for_takes_nothing_else_from_a_choice():
 
 
 def test_when_every_policy_passes_there_is_no_worker():
-    rig = Rig(answering("a"), plugins=[Passes()], policies=["p0"])
-    with pytest.raises(NoWorker, match="no routing policy chose a worker"):
+    rig = Rig(answering("a"), plugins=[Passes(), Sleeps()], policies=["p0", "p1"])
+    with pytest.raises(NoWorker) as raised:
         route(rig)
+    assert raised.value.message == (
+        "no routing policy chose a worker: p0 leaves it to the next policy, p1 leaves calls at night to the next policy; "
+        "name another one after them"
+    )
+
+
+def test_who_names_a_policy_last_that_leaves_calls_to_the_next_one_is_warned():
+    settings = RoutingSettings(policies=["p0", "p1"], rules=[RoutingRule(["p1", "p0"])])
+    rig = Rig(answering("a"), plugins=[First(), Sleeps()])
+    with capture_logs() as lines:
+        rig.routing.change(settings)
+    assert [(line["event"], line["policies"], line["reason"]) for line in lines] == [
+        ("routing.leaves_calls", ["p0", "p1"], "p1 leaves calls at night to a next policy: they get 503")
+    ]
+
+
+def test_a_policy_that_is_named_twice_is_refused():
+    with pytest.raises(SettingsError, match=r"routing.rules\[0\].policies: 'round-robin' is named twice"):
+        Rig(answering("a")).routing.change(rules({"policies": ["round-robin", "round-robin"]}))
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (lambda workers: "a", "it returned str instead of a Choice or None"),
+        (lambda workers: Choice(answering("b"), "mine"), "it chose b, which is not one of the workers that it was given"),
+        (lambda workers: Choice("a", "mine"), "it chose str, which is not one of the workers that it was given"),
+        (lambda workers: Choice(workers[0], 7), "the reason of its choice is int instead of a text"),
+        (lambda workers: Choice(workers[0], "mine", 3), "it chose rank 3 of a, which has 0"),
+    ],
+)
+def test_what_is_wrong_with_a_choice_is_told(returned, message):
+    rig = Rig(answering("a"), plugins=[Returns(returned)], policies=["p0"])
+    with pytest.raises(PluginFault) as raised:
+        route(rig)
+    assert raised.value.message == f"plugin 'p0' failed in choose_worker: {message}"
+
+
+async def test_no_reason_can_break_the_reply_header():
+    rig = Rig(answering("a"), plugins=[Returns(lambda workers: Choice(workers[0], "é\r\nx: y" + "z" * 100_000))], policies=["p0"])
+    browser = await Browser().ask(rig)
+    assert browser.status == 200
+    assert browser.headers["x-headrace-route"] == f"?  x: y{'z' * 493}? (100,007 characters)"
 
 
 def test_a_rule_is_for_a_model_under_any_of_its_names():
