@@ -56,7 +56,7 @@ class Proxy:
         #: Relays a request to a worker's HTTP server, as a handler of `Routes.add_streamed`: `await proxy.relay(exchange)`.
         self.relay = Relay(path, self._clients)
         self._generate = GenerateRoute(path, self._clients, settings.server)
-        self._routes = Routes(max_body_bytes=settings.server.max_body_mib * MIB)
+        self._routes = Routes(max_body_bytes=settings.server.max_body_mib * MIB, body_timeout=settings.server.body_timeout)
         add_status_routes(self._routes, self.fleet, self.administration, self._metrics, registry)
         add_administration_routes(self._routes, self.administration, registry)
         add_update_routes(self._routes, self.administration)

@@ -17,7 +17,7 @@ from werkzeug.routing import RequestRedirect
 from core.errors import BadRequest, CallError, ClientGone, NotFound
 from core.northbound.answering import echoed_id, send_error
 from core.northbound.headers import decode_headers
-from core.serving.asgi import ASGIApp, Receive, Scope, Send
+from core.serving.asgi import ASGIApp, Message, Receive, Scope, Send
 from core.serving.client import read_body
 
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
@@ -89,36 +89,48 @@ class Routes:
     A handler may raise `CallError`, which becomes vLLM's error body.
     """
 
-    def __init__(self, *, max_body_bytes: int) -> None:
+    def __init__(self, *, max_body_bytes: int, body_timeout: float = 60.0) -> None:
         self._max_body_bytes = max_body_bytes
+        self._body_timeout = body_timeout
         self._streamed: dict[tuple[str, str], StreamHandler] = {}
         #: By the name of the route in Quart's map.
         self._handlers: dict[str, Handler] = {}
         self._quart = QuartTrio("headrace")
-        self._quart.config["MAX_CONTENT_LENGTH"] = max_body_bytes
+        # Quart gets bodies that were read; of its own limits one is for the whole of a body, however well it comes.
+        self._quart.config["MAX_CONTENT_LENGTH"] = None
+        self._quart.config["BODY_TIMEOUT"] = None
         self._quart.register_error_handler(404, _not_found)
         self._quart.register_error_handler(405, _not_allowed)
-        self._quart.register_error_handler(413, _too_large)
         self._quart.register_error_handler(HTTPException, _other)
         self._quart.register_error_handler(CallError, _call_error)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One HTTP request. Cancellation: its handler's task is cancelled."""
-        if handler := self._streamed.get((scope["method"], scope["path"])):
-            await self._stream(handler, scope, receive, send)
-            return
-        # Quart's types know ASGI as closed sets of typed dictionaries; ours are open mappings.
-        await cast("ASGIApp", self._quart)(scope, receive, send)
-
-    async def _stream(self, handler: StreamHandler, scope: Scope, receive: Receive, send: Send) -> None:
         headers = decode_headers(scope["headers"])
+        try:
+            declared = headers.get("content-length")
+            body = await read_body(receive, self._max_body_bytes, declared=declared, timeout=self._body_timeout)
+        except ClientGone:
+            return
+        except CallError as error:
+            await send_error(send, error, echoed_id(headers))
+            return
+        if handler := self._streamed.get((scope["method"], scope["path"])):
+            await self._stream(handler, scope, headers, body, receive, send)
+        else:
+            # Quart's types know ASGI as closed sets of typed dictionaries; ours are open mappings.
+            await cast("ASGIApp", self._quart)(scope, _after(body, receive), send)
+
+    async def _stream(
+        self, handler: StreamHandler, scope: Scope, headers: Mapping[str, str], body: bytes, receive: Receive, send: Send
+    ) -> None:
         try:
             request_ = HTTPRequest(
                 method=scope["method"],
                 path=scope["path"],
                 query=dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)),
                 headers=headers,
-                body=await read_body(receive, self._max_body_bytes),
+                body=body,
                 parameters={},
             )
             await handler(Exchange(request_, scope["query_string"], scope["http_version"], receive, send))
@@ -171,7 +183,7 @@ class Routes:
             )
 
         self._handlers[f"{method} {path}"] = handler
-        self._quart.add_url_rule(path, f"{method} {path}", view, methods=[method])
+        self._quart.add_url_rule(path, f"{method} {path}", view, methods=[method], provide_automatic_options=False)
 
     async def ask(self, request: HTTPRequest) -> HTTPReply:
         """What the route of this request answers, without a connection: for dialects, which say in other words what a route does.
@@ -186,6 +198,16 @@ class Routes:
         if (handler := self._handlers.get(name)) is None:
             raise NotFound(f"there is no route {request.method} {request.path}")
         return await handler(msgspec.structs.replace(request, parameters=parameters))
+
+
+def _after(body: bytes, receive: Receive) -> Receive:
+    """`receive` with this body before it."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def next_message() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return next_message
 
 
 def _response(reply: HTTPReply) -> Response:
@@ -216,7 +238,3 @@ async def _other(error: Exception) -> Response:
     """Whatever else Quart answers; a handler's fault, which it has logged, among them."""
     assert isinstance(error, HTTPException)
     return _error(CallError(error.code or 500, f"{request.path}: {error.name}"))
-
-
-async def _too_large(_: Exception) -> Response:
-    return _error(CallError(413, "the request body is too large (server.max_body_mib)"))

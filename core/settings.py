@@ -82,6 +82,8 @@ class ServerSettings(Struct, frozen=True, forbid_unknown_fields=True):
     shutdown_timeout: Seconds = 30.0
     #: Largest request body, in MiB.
     max_body_mib: Count = 64
+    #: A request of whose body nothing more comes for so long is refused (408).
+    body_timeout: Seconds = 60.0
     #: A client that reads nothing for so long loses its call: the worker is released.
     stall_timeout: Seconds = 60.0
     #: An idle stream gets a `: keep-alive` comment this often; 0 turns them off.

@@ -37,7 +37,12 @@ class GenerateRoute:
             return
         headers = decode_headers(scope["headers"])
         try:
-            data = await read_body(receive, self._settings.max_body_mib * MIB)
+            data = await read_body(
+                receive,
+                self._settings.max_body_mib * MIB,
+                declared=headers.get("content-length"),
+                timeout=self._settings.body_timeout,
+            )
             call = parse_call(data, headers)
         except ClientGone:
             return

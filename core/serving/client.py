@@ -22,33 +22,42 @@ from core.serving.inbox import Inbox
 MIB: Final = 1 << 20
 
 
-async def read_body(receive: Receive, limit: int = 64 * MIB) -> bytes:
-    """The whole body of a request, at most `limit` bytes.
+async def read_body(receive: Receive, limit: int = 64 * MIB, *, declared: str | None = None, timeout: float = 60.0) -> bytes:
+    """The whole body of a request, at most `limit` bytes. `declared` is its Content-Length; `timeout`, in seconds, is for each next part.
 
-    Raises `ClientGone` when the client leaves before the end, and a `CallError` with 413 for a body that is too large. Up to `limit` bytes
-    more of that body are read and dropped first: a server that closes with bytes unread resets the connection, and the client would see
-    that instead of the answer.
+    Raises `ClientGone` when the client leaves before the end, and a `CallError`: with 408 when nothing more of the body comes, with 413 for
+    one that is too large, at once when it is declared to be. Where a server must have the whole body before the answer (`Inbox.early`), up
+    to `limit` bytes more are read and dropped first: one that closes with bytes unread resets the connection, and the client would see that
+    instead of the answer.
 
     Cancellation: what has been read is lost.
     """
     chunks: list[bytes] = []
     size = 0
-    more = True
-    while more and size <= 2 * limit:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        chunk: bytes = message.get("body", b"")
-        size += len(chunk)
-        if size > limit:
-            chunks.clear()
-        else:
-            chunks.append(chunk)
-        more = message.get("more_body", False)
-    if size > limit:
+    too_large = declared is not None and declared.isdecimal() and int(declared) > limit
+    early = isinstance(receive, Inbox) and receive.early
+    most = limit if early else 2 * limit
+    more = not (too_large and early)
+    with trio.CancelScope(deadline=trio.current_time() + timeout) as waiting:
+        while more and size <= most:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            chunk: bytes = message.get("body", b"")
+            size += len(chunk)
+            too_large = too_large or size > limit
+            if too_large:
+                chunks.clear()
+            else:
+                chunks.append(chunk)
+            if more := message.get("more_body", False):
+                waiting.deadline = trio.current_time() + timeout
+    if too_large:
         raise CallError(
             413, f"the request body is larger than {limit / MIB:g} MiB; `max_body_mib` under [server] in headrace.toml sets this limit"
         )
+    if waiting.cancelled_caught:
+        raise CallError(408, f"nothing of the request body came for {timeout:g} seconds; `body_timeout` under [server] sets this limit")
     return b"".join(chunks)
 
 

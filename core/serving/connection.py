@@ -10,6 +10,7 @@ import math
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from itertools import islice
 from typing import Any, Final, cast
 
@@ -27,6 +28,10 @@ from core.serving.inbox import Inbox
 
 #: Bytes of one read.
 _READ: Final = 1 << 16
+#: A connection that is closed with bytes unread is reset, and its client may lose the answer. So what a client still sends after an answer
+#: that came before the end of its request is read and dropped: while it sends, and altogether so long, in seconds.
+_LINGER_BETWEEN: Final = 2.0
+_LINGER: Final = 30.0
 #: Pieces of one write: the head and the body of a response, or frames of HTTP/2. (Linux takes 1024.)
 _PIECES: Final = 64
 
@@ -60,8 +65,11 @@ class Connection:
                 async with trio.open_nursery() as self._tasks:
                     with self._reading:
                         await self._read()
+                    linger = not self._lost and isinstance(self._protocol, HTTP1) and self._protocol.unread
                     if self._protocol:
                         await self._protocol.handle(Closed())
+                if linger:
+                    await self._linger()
             except Exception:  # noqa: BLE001 - whatever a client's bytes do to a protocol, other connections go on
                 await self._config.log.exception("Error in a connection")
 
@@ -86,6 +94,18 @@ class Connection:
             await self._protocol.handle(RawData(data))
             if not data:
                 return
+
+    async def _linger(self) -> None:
+        """Say that nothing more comes, and drop what does."""
+        with suppress(OSError), trio.move_on_after(_LINGER_BETWEEN) as waiting:
+            self._socket.shutdown(socket.SHUT_WR)
+            latest = trio.current_time() + _LINGER
+            received = True
+            while received:
+                await trio.lowlevel.wait_readable(self._socket)
+                with suppress(BlockingIOError):
+                    received = bool(self._socket.recv(_READ))
+                waiting.deadline = min(trio.current_time() + _LINGER_BETWEEN, latest)
 
     def _protocol_for(self, first: bytes) -> HTTP1 | ProtocolWrapper:
         """By the first bytes: what begins as anything but plain HTTP/1.1 is hypercorn's, HTTP/2 above all."""
@@ -146,8 +166,10 @@ class Connection:
         """Hypercorn's task group: run the handler of a request; returns what takes the messages for it."""
         return await self._begin(scope, send)
 
-    async def _begin(self, scope: Scope, send: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
-        inbox = Inbox()
+    async def _begin(
+        self, scope: Scope, send: Callable[[Any], Awaitable[None]], want: Callable[[], Awaitable[None]] | None = None
+    ) -> Callable[[Any], Awaitable[None]]:
+        inbox = Inbox(want)
         self._tasks.start_soon(self._answer, scope, inbox, send)
         return inbox.put
 

@@ -30,8 +30,8 @@ _Sent = h11.InformationalResponse | h11.Response | h11.Data | h11.EndOfMessage
 class Answering(Protocol):
     """Who starts the handler of a request; what it returns takes the messages for the handler."""
 
-    async def __call__(self, scope: Scope, send: AppSend) -> Put:
-        """`send` takes the handler's messages, and `None` once it has ended."""
+    async def __call__(self, scope: Scope, send: AppSend, want: Callable[[], Awaitable[None]]) -> Put:
+        """`send` takes the handler's messages, and `None` once it has ended; `want` is to be called when it first waits for the body."""
         ...
 
 
@@ -59,6 +59,11 @@ class HTTP1:
         self._bodiless = False
         #: A request that was sent ahead waits for the one before.
         self._next = trio.lowlevel.ParkingLot()
+
+    @property
+    def unread(self) -> bool:
+        """Whether the client may still be sending what nobody will read, if this is the end: the rest of a body, or no HTTP at all."""
+        return self._h11.their_state in (h11.SEND_BODY, h11.ERROR)
 
     async def handle(self, event: Event) -> None:
         """Bytes that came, or the end of the connection."""
@@ -88,8 +93,6 @@ class HTTP1:
 
     async def _begin(self, request: h11.Request) -> None:
         await self._send(Updated(idle=False))
-        if self._h11.they_are_waiting_for_100_continue:
-            await self._write(h11.InformationalResponse(status_code=100, headers=self._config.response_headers("h11")))
         path, _, query = request.target.partition(b"?")
         method = request.method.decode("ascii").upper()
         self._bodiless = method == "HEAD"
@@ -116,7 +119,11 @@ class HTTP1:
             if self._turn is turn:
                 await self._on_message(message)
 
-        self._put = await self._answer(scope, send)
+        async def want() -> None:
+            if self._turn is turn and self._h11.they_are_waiting_for_100_continue:
+                await self._write(h11.InformationalResponse(status_code=100, headers=self._config.response_headers("h11")))
+
+        self._put = await self._answer(scope, send, want)
 
     async def _on_message(self, message: Message | None) -> None:
         """What the handler sends; nothing of it is for a client that has gone."""
@@ -138,6 +145,8 @@ class HTTP1:
             status = int(self._head["status"])
             self._bodiless = self._bodiless or status in _BODILESS
             headers = [*self._head.get("headers", ()), *self._config.response_headers("h11")]
+            if self.unread:
+                headers.append((b"connection", b"close"))
             events.append(h11.Response(status_code=status, headers=headers))
         if (body := message.get("body", b"")) and not self._bodiless:
             events.append(h11.Data(data=bytes(body)))

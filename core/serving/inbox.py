@@ -1,7 +1,7 @@
 """What `headrace serve` has for the handler of one request: ASGI's `receive`, and more than that."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import trio
@@ -13,11 +13,17 @@ _ROOM: Final = 10
 
 
 class Inbox:
-    """The messages for a handler; calling it is ASGI's `receive`."""
+    """The messages for a handler; calling it is ASGI's `receive`.
 
-    __slots__ = ("_closed", "_messages", "_on_disconnect", "_room", "_waiting")
+    `want`, called once, tells the server that the handler waits for the body: a client may wait to be asked for it (`100-continue`). With
+    one, the server also takes an answer before the end of the body (`early`).
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_closed", "_messages", "_on_disconnect", "_room", "_waiting", "_want", "early")
+
+    def __init__(self, want: Callable[[], Awaitable[None]] | None = None) -> None:
+        self.early = want is not None
+        self._want = want
         self._messages: deque[Message] = deque()
         self._waiting = trio.lowlevel.ParkingLot()
         self._room = trio.lowlevel.ParkingLot()
@@ -28,7 +34,11 @@ class Inbox:
         """The next message. Cancellation: loses none."""
         await trio.lowlevel.checkpoint_if_cancelled()
         while not self._messages:
-            await self._waiting.park()
+            if self._want is not None:
+                want, self._want = self._want, None
+                await want()
+            else:
+                await self._waiting.park()
         self._room.unpark()
         return self._messages.popleft()
 

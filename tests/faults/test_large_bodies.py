@@ -1,12 +1,12 @@
-"""Bodies of tens of megabytes, both ways."""
+"""Bodies of tens of megabytes, both ways; and those that are too large, or never come."""
 
 import httpx
 import msgspec
 import pytest
 
 from tests import workers
-from tests.faults.clients import PATH, body, tokens_of
-from tests.proxy import headrace
+from tests.faults.clients import PATH, body, read_until, tokens_of
+from tests.proxy import HOSTS, headrace
 
 MIB = 2**20
 
@@ -65,3 +65,35 @@ def test_a_stream_of_64_mib_is_whole(talkative, wire):
         response = httpx.post(f"{proxy.url}{PATH}", json=body(b"Hello", 4400, logprobs=-1, stream=True), timeout=120, trust_env=False)
     assert len(response.content) >= 64 * MIB
     assert len(tokens_of(response)) == 4400
+
+
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("path", [PATH, "/pause"])
+def test_a_body_that_never_comes_is_a_408(host, path):
+    settings = "[server]\nbody_timeout = 0.5\n"
+    with workers.stand_in() as worker, headrace(worker, host=host, settings=settings) as proxy, proxy.connect() as connection:
+        connection.settimeout(30)
+        connection.sendall(f"POST {path} HTTP/1.1\r\nhost: test\r\ncontent-length: 10\r\n\r\n{{".encode())
+        answer = read_until(connection, b"}}")
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert b"`body_timeout`" in answer
+        assert connection.recv(1) == b""
+
+
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("path", [PATH, "/pause"])
+@pytest.mark.parametrize("content", [b"x" * (3 * MIB // 2), [b"x" * (MIB // 2)] * 3], ids=["declared", "chunked"])
+def test_a_body_over_the_limit_is_a_413(host, path, content):
+    settings = "[server]\nmax_body_mib = 1\n"
+    with workers.stand_in() as worker, headrace(worker, host=host, settings=settings) as proxy:
+        response = httpx.post(f"{proxy.url}{path}", content=content, timeout=30, trust_env=False)
+    assert response.status_code == 413
+    assert "`max_body_mib`" in response.json()["error"]["message"]
+
+
+def test_a_body_that_is_declared_too_large_is_not_asked_for():
+    with workers.stand_in() as worker, headrace(worker) as proxy, proxy.connect() as connection:
+        connection.settimeout(30)
+        connection.sendall(f"POST {PATH} HTTP/1.1\r\nhost: test\r\ncontent-length: {65 * MIB}\r\nexpect: 100-continue\r\n\r\n".encode())
+        assert read_until(connection, b"}}").startswith(b"HTTP/1.1 413 ")
+        assert connection.recv(1) == b""

@@ -80,6 +80,33 @@ async def test_another_method_is_a_405(routes):
     assert "POST" in browser.headers["allow"]
 
 
+@pytest.mark.parametrize("method", ["OPTIONS", "PUT"])
+async def test_no_method_is_answered_but_by_a_handler(routes, method):
+    routes.add("GET", "/x", lambda _: None)
+    browser = await ask(routes, method, "/x")
+    assert browser.status == 405
+    assert browser.json["error"]["message"] == f"/x is not served for {method}"
+    assert browser.headers["allow"] == "GET, HEAD"
+
+
+async def test_a_body_that_is_declared_over_the_limit_is_a_413(routes):
+    browser = await ask(routes, "POST", "/x", b"x", headers={"content-length": "1001"})
+    assert browser.status == 413
+    assert "max_body_mib" in browser.json["error"]["message"]
+
+
+async def test_a_body_that_does_not_come_is_a_408_with_its_id(autojump_clock):
+    routes = Routes(max_body_bytes=1000, body_timeout=5)
+
+    async def never():
+        await trio.sleep_forever()
+
+    browser = Browser(b"", {"x-request-id": "mine"}, method="POST")
+    await routes({**browser.scope, "path": "/x"}, never, browser.send)
+    assert (browser.status, browser.headers["x-request-id"], trio.current_time()) == (408, "mine", 5)
+    assert browser.json["error"]["code"] == 408
+
+
 async def test_a_body_over_the_limit_is_a_413(routes):
     async def handler(request: HTTPRequest) -> HTTPReply:
         return HTTPReply()

@@ -9,6 +9,7 @@ from trio.testing import wait_all_tasks_blocked
 from core.beside import beside
 from core.errors import CallError, ClientGone
 from core.serving.client import Clients, read_body
+from core.serving.inbox import Inbox
 
 START = {"type": "http.response.start", "status": 200, "headers": []}
 DISCONNECT = {"type": "http.disconnect"}
@@ -80,6 +81,60 @@ async def test_a_body_without_end_is_not_read_for_ever(server):
     with pytest.raises(CallError):
         await read_body(server.receive, limit=10)
     assert server._receive.statistics().current_buffer_used == 6
+
+
+class Early(Inbox):
+    """The inbox of a server that takes an answer before the end of the body; it notes whether the body was wanted."""
+
+    def __init__(self):
+        self.wanted = False
+        super().__init__(self._note)
+
+    async def _note(self):
+        self.wanted = True
+
+
+async def test_a_body_that_is_declared_too_large_is_refused_before_any_of_it_is_wanted():
+    inbox = Early()
+    with pytest.raises(CallError) as refused:
+        await read_body(inbox, limit=10, declared="11")
+    assert refused.value.status == 413
+    assert not inbox.wanted
+
+
+async def test_a_body_is_refused_as_soon_as_it_is_over_the_limit_where_the_server_allows_that():
+    inbox = Early()
+    for _ in range(3):
+        await inbox.put(message := {"type": "http.request", "body": b"x" * 6, "more_body": True})
+    with pytest.raises(CallError) as refused:
+        await read_body(inbox, limit=10)
+    assert refused.value.status == 413
+    assert await inbox() is message
+
+
+@pytest.mark.parametrize("declared", ["10", "", "nonsense", None])
+async def test_a_body_within_the_limit_is_read_whatever_is_declared(server, declared):
+    server.body(b"1234567890")
+    assert await read_body(server.receive, limit=10, declared=declared) == b"1234567890"
+
+
+async def test_a_body_of_which_nothing_more_comes_is_a_408(server, autojump_clock):
+    server.body(b"one", more=True)
+    with pytest.raises(CallError, match=r"for 60 seconds; `body_timeout` under \[server\]") as refused:
+        await read_body(server.receive)
+    assert refused.value.status == 408
+    assert trio.current_time() == pytest.approx(60)
+
+
+async def test_a_slow_upload_that_goes_on_is_read(server, autojump_clock):
+    async def upload():
+        for number in range(10):
+            await trio.sleep(50)
+            server.body(b"x", more=number < 9)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(upload)
+        assert await read_body(server.receive) == b"x" * 10
 
 
 async def test_a_client_that_leaves_during_the_upload_is_gone(server):

@@ -3,7 +3,7 @@
 import os
 import resource
 import socket
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 
 import pytest
@@ -12,6 +12,7 @@ from h2.connection import H2Connection
 from h2.events import StreamEnded
 from trio.testing import wait_all_tasks_blocked
 
+from core.errors import CallError
 from core.serving.client import read_body
 from core.serving.connections import Connections
 from tests.unit.serving.hosts import SOON, receive_until
@@ -122,6 +123,45 @@ async def test_the_head_of_a_response_comes_with_the_first_of_its_body():
         assert b"first" in data
 
 
+async def refuse(scope, receive, send):
+    """Answer by the declared length alone."""
+    declared = dict(scope["headers"]).get(b"content-length", b"").decode()
+    with pytest.raises(CallError) as refused:
+        await read_body(receive, limit=MIB, declared=declared)
+    await send({"type": "http.response.start", "status": refused.value.status, "headers": []})
+    await body(send, b"refused")
+
+
+@pytest.mark.parametrize("framing", [b"content-length: %d" % (16 * MIB), b"transfer-encoding: chunked"])
+async def test_a_client_that_sends_on_after_its_refusal_reads_the_refusal(framing):
+    async with serving(refuse) as served, await served.connect() as stream:
+        await stream.send_all(b"POST / HTTP/1.1\r\nhost: test\r\n" + framing + b"\r\n\r\nfffffffffffff\r\n")
+        with trio.fail_after(SOON):
+            await stream.send_all(b"x" * (16 * MIB))
+            answer = await receive_until(stream, END)
+            assert answer.startswith(b"HTTP/1.1 413 ")
+            assert b"connection: close" in answer.lower()
+            assert await stream.receive_some() == b""
+
+
+async def test_what_a_refused_client_sends_is_dropped_for_a_while_only(patient_clock):
+    async with serving(refuse) as served, await served.connect() as stream:
+        await stream.send_all(b"POST / HTTP/1.1\r\nhost: test\r\ncontent-length: %d\r\n\r\n" % (16 * MIB))
+        before = trio.current_time()
+        await receive_until(stream, END)
+        with suppress(trio.BrokenResourceError), trio.move_on_after(60):
+            while True:
+                await stream.send_all(b"x")
+                await trio.sleep(1)
+        assert trio.current_time() - before == pytest.approx(30, abs=3)
+
+
+async def test_a_client_that_waits_for_leave_is_refused_without_it():
+    async with serving(refuse) as served, await served.connect() as stream:
+        await stream.send_all(b"POST / HTTP/1.1\r\nhost: test\r\ncontent-length: 99999999\r\nexpect: 100-continue\r\n\r\n")
+        assert (await receive_until(stream, END)).startswith(b"HTTP/1.1 413 ")
+
+
 async def test_a_send_waits_for_the_reader_and_a_cancelled_one_leaves_nothing_out():
     cancelled = trio.Event()
     large = bytes(range(256)) * (16 * MIB // 256)
@@ -148,8 +188,9 @@ async def test_a_handler_that_does_not_read_the_body_keeps_neither_client_nor_co
         before = served.tasks()
         async with await served.connect() as stream:
             await stream.send_all(b"POST / HTTP/1.1\r\nhost: test\r\ncontent-length: 99999999\r\n\r\n")
-            with pytest.raises(trio.BrokenResourceError):
-                await stream.send_all(b"x" * 99_999_999)
+            await stream.send_all(b"x" * 9_999_999)
+            assert b"hello" in await receive_until(stream, END)
+            assert await stream.receive_some() == b""
         await wait_all_tasks_blocked()
         assert served.tasks() == before
 

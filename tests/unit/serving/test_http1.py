@@ -13,6 +13,7 @@ from core.serving.http1 import HTTP1
 
 GET = b"GET /a%20b?c=d HTTP/1.1\r\nhost: test\r\n\r\n"
 POST = b"POST / HTTP/1.1\r\nhost: test\r\ncontent-length: 4\r\n\r\n"
+WAITING = POST.replace(b"\r\n\r\n", b"\r\nexpect: 100-continue\r\n\r\n")
 START = {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"5")]}
 CHUNKED = {"type": "http.response.start", "status": 200, "headers": []}
 
@@ -35,8 +36,9 @@ class Served:
         self.idle: list[bool] = []
         self.closed = False
 
-    async def begin(self, scope, send):
+    async def begin(self, scope, send, want):
         received = []
+        self.want = want
         self.requests.append((scope, send, received))
 
         async def put(message):
@@ -123,11 +125,22 @@ async def test_a_request_that_is_sent_ahead_waits_for_the_answer_to_the_one_befo
 
 
 async def test_a_client_that_waits_for_leave_to_send_its_body_gets_it(served):
-    await served.receive(POST.replace(b"\r\n\r\n", b"\r\nexpect: 100-continue\r\n\r\n"))
+    await served.receive(WAITING)
+    assert not served.written
+    await served.want()
     assert served.written.startswith(b"HTTP/1.1 100 ")
     await served.receive(b"abcd")
     await served.answer(START, body(b"hello"))
     assert served.written.endswith(b"hello")
+
+
+async def test_a_client_that_is_answered_before_its_body_is_not_asked_for_it(served):
+    await served.receive(WAITING)
+    await served.answer(START, body(b"hello"))
+    assert served.written.startswith(b"HTTP/1.1 200 ")
+    assert b"connection: close" in served.written.lower()
+    assert served.closed
+    assert served.protocol.unread
 
 
 @pytest.mark.parametrize("request_", [GET.replace(b"1.1", b"1.0"), GET.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")])
