@@ -1,4 +1,4 @@
-"""`python -m bench [--peers] [--quick] [--soak N] [--out FILE]`, `python -m bench compare BEFORE.json AFTER.json`, `python -m bench kv`."""
+"""`python -m bench [--peers] [--quick] [--soak N] [--out FILE]`, `python -m bench compare BEFORE.json AFTER.json`, `… kv`, `… plugins`."""
 
 import argparse
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench import kv, large, routed
+from bench import kv, large, plugins, routed
 from bench.cases import PACE_SECONDS, Case, Engine, WrongReply, cases
 from bench.compare import compare, load
 from bench.load import LoadFailed
@@ -28,6 +28,8 @@ def main() -> int:
         return _compare(arguments[1:])
     if arguments == ["kv"]:
         return kv.main()
+    if arguments == ["plugins"]:
+        return plugins.main()
     options = _parser().parse_args(arguments)
     if reason := why_not("scripted"):
         print(f"bench: no vllm-rs on this machine: {reason}", file=sys.stderr)
