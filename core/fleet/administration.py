@@ -140,21 +140,20 @@ class Administration:
         return await self._operations.do(name, workers, work, by=by, same=same)
 
     def quarantine(self, worker: Worker, reason: str, *, by: str) -> None:
-        """Give the worker no more calls, and don't resume it, before it was updated completely or is released. Waits for no operation."""
-        self.journal.add("quarantine", [worker.id], by=by)
-        self._standings.of(worker).by_hand = True
-        self._standings.fail(worker, reason)
+        """Give the worker no more calls, and don't resume it, before it is released. It takes part in updates. Waits for no operation."""
+        self.journal.add("quarantine", [worker.id], by=by, reason=reason)
+        self._standings.take_out(worker, reason or f"by {by}")
 
-    def drain(self, worker: Worker, *, by: str) -> None:
+    def drain(self, worker: Worker, reason: str = "", *, by: str) -> None:
         """Give the worker no more calls; those that it has go on. Waits for no operation."""
-        self.journal.add("drain", [worker.id], by=by)
-        self._standings.drain(worker, True)
+        self.journal.add("drain", [worker.id], by=by, reason=reason)
+        self._standings.drain(worker, f"by {by}{f': {reason}' if reason else ''}")
 
-    async def release(self, worker: Worker, *, by: str) -> None:
+    async def release(self, worker: Worker, reason: str = "", *, by: str) -> None:
         """Take back a quarantine or a drain, at one's own risk: what its weights are, nobody asks. Raises: `FleetFailed`."""
 
         async def work(operation: Operation) -> None:
-            self._standings.drain(worker, False)
+            self._standings.drain(worker, "")
             if self._standings.of(worker).failed:
                 self._standings.accept(worker)
             self._standings.show(worker)
@@ -163,7 +162,7 @@ class Administration:
             ):
                 await self.pausing.start_again(operation, [worker])
 
-        await self._operations.do("release", [worker], work, by=by)
+        await self._operations.do("release", [worker], work, by=by, note={"reason": reason} if reason else None)
 
     def describe(self) -> list[dict[str, Any]]:
         """The operations in `GET /fleet`."""

@@ -45,12 +45,14 @@ class Standing:
         self.failed = ""
         #: It is quarantined because it has missed an update, so another one of the same weights helps.
         self.late = False
-        self.by_hand = False
+        #: Why somebody has taken it out, until it is released: no update ends that.
+        self.by_hand = ""
         #: The number of the weights that it has, see `Weights`; 0 for those that it has started with.
         self.weights = 0
         #: Which weights have to be replaced completely before it may run again.
         self.spoiled: set[Literal["model", "draft"]] = set()
-        self.draining = False
+        #: Who has asked for that, and why; empty when nobody has.
+        self.draining = ""
         #: What blocks its engine just now.
         self.blocked_by = ""
         #: With whom it has joined a trainer's group.
@@ -125,9 +127,18 @@ class Standings:
         self._note(worker)
         self.show(worker)
 
-    def drain(self, worker: Worker, draining: bool) -> None:
-        """Give it no more calls, or give it calls again as far as nothing else is against that."""
-        self.of(worker).draining = draining
+    def take_out(self, worker: Worker, reason: str) -> None:
+        """Quarantine a worker whatever its weights are, and whatever becomes of them, until it is released."""
+        standing = self.of(worker)
+        standing.by_hand = reason
+        spoiled = None if standing.updating else set(standing.spoiled)
+        self.fail(worker, reason)
+        if spoiled is not None:
+            standing.spoiled = spoiled
+
+    def drain(self, worker: Worker, reason: str) -> None:
+        """Give it no more calls, for that reason; with none, give it calls again as far as nothing else is against that."""
+        self.of(worker).draining = reason
         self._note(worker)
         self.show(worker)
 
@@ -175,7 +186,7 @@ class Standings:
         if weights is not None:
             standing.weights = weights
         if not standing.spoiled:
-            standing.failed, standing.late, standing.by_hand = "", False, False
+            standing.failed, standing.late = standing.by_hand, False
         self._note(worker)
         self.show(worker)
 
@@ -183,6 +194,7 @@ class Standings:
         """Whatever its weights are, somebody answers for them."""
         current = self.current.of(worker)
         self.of(worker).spoiled.clear()
+        self.of(worker).by_hand = ""
         self.mend(worker, current.number if current else self.of(worker).weights)
 
     def renew(
@@ -236,7 +248,7 @@ class Standings:
         elif standing.waits:
             self._fleet.hold(worker, "paused", "it waits for the others, which are paused")
         elif standing.draining:
-            self._fleet.hold(worker, "draining", "somebody has asked for it")
+            self._fleet.hold(worker, "draining", standing.draining)
         elif worker.hold:
             self._fleet.release(worker)
         self._tell()
@@ -280,7 +292,7 @@ class Standings:
         standing.inherited = before is None and not self._may_sleep(worker, instance)
         if noted := self._journal.last_state(worker.id, instance):  # a headrace before this one knew it
             standing.weights, standing.late = noted.get("weights", 0), noted.get("late", False)
-            standing.by_hand, standing.draining = noted.get("by_hand", False), noted.get("draining", False)
+            standing.by_hand, standing.draining = noted.get("by_hand", ""), noted.get("draining", "")
             standing.session = noted["state"] != "whole"
             if noted["state"] == "quarantined":
                 standing.failed = noted["reason"]

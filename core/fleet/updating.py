@@ -144,7 +144,7 @@ class Updating:
                         self._standings.hold_out(worker, "it came while the other workers were updated")
             self._standings.renew([*finished.good], workers, operation.started, version)
             # A draft model that is whole again doesn't make the model whole.
-            await self.go_on(operation, [worker for worker in finished.good if not self._standings.of(worker).failed])
+            await self.go_on(operation, [worker for worker in finished.good if not self._standings.of(worker).spoiled])
             self._judge(operation, finished, opened)
 
         await self._operations.do("finish_weight_update", workers, work, by=by, same=str(version))

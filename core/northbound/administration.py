@@ -58,6 +58,12 @@ class RpcBody(Struct, forbid_unknown_fields=True, omit_defaults=True):
     timeout: float | None = None
 
 
+class ReasonBody(Struct, forbid_unknown_fields=True):
+    """Body of `/fleet/workers/<id>/quarantine` and its likes; it may be missing, or stand in the query."""
+
+    reason: Annotated[str, Meta(max_length=1000)] = ""
+
+
 class AbortBody(Struct, forbid_unknown_fields=True):
     """Body of `/abort_requests`."""
 
@@ -240,18 +246,18 @@ class _Handlers:
         return HTTPReply.json({**first, "workers": each})
 
     async def quarantine(self, request: HTTPRequest) -> HTTPReply:
-        [worker] = self._workers(request)
-        self._administration.quarantine(worker, request.query.get("reason") or f"by {who(request)}", by=who(request))
+        reason, [worker] = _reason(request), self._workers(request)
+        self._administration.quarantine(worker, reason, by=who(request))
         return HTTPReply.json(worker.describe())
 
     async def drain(self, request: HTTPRequest) -> HTTPReply:
-        [worker] = self._workers(request)
-        self._administration.drain(worker, by=who(request))
+        reason, [worker] = _reason(request), self._workers(request)
+        self._administration.drain(worker, reason, by=who(request))
         return HTTPReply.json(worker.describe())
 
     async def release(self, request: HTTPRequest) -> HTTPReply:
-        [worker] = self._workers(request)
-        await self._administration.release(worker, by=who(request))
+        reason, [worker] = _reason(request), self._workers(request)
+        await self._administration.release(worker, reason, by=who(request))
         return HTTPReply.json(worker.describe())
 
     def _translated(self, request: HTTPRequest) -> dict[str, Any] | None:
@@ -302,6 +308,13 @@ def _numbered(info: Mapping[str, Any]) -> Callable[[Cohort, int], Mapping[str, A
 
 def _rpc(body: Mapping[str, Any]) -> dict[str, Any]:
     return msgspec.to_builtins(msgspec.convert(body, RpcBody))
+
+
+def _reason(request: HTTPRequest) -> str:
+    """Why somebody does it, from the body or from the query; empty when that isn't said. Raises: `BadRequest`."""
+    demand_known(request, ("reason",))
+    said = read_body(request, ReasonBody).reason if request.body.strip() else ""
+    return said.strip() or request.query.get("reason", "").strip()[:1000]
 
 
 def _mode(request: HTTPRequest) -> PauseMode:

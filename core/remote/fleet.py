@@ -97,7 +97,7 @@ def drain(headrace: Headrace, worker: str) -> None:
 @click.option("--reason", default="", help="Shown with the worker.")
 @click.pass_obj
 def quarantine(headrace: Headrace, worker: str, reason: str) -> None:
-    """Give WORKER no more calls, and don't resume it, before it was updated completely or is released."""
+    """Give WORKER no more calls, and don't resume it, before it is released. It takes part in updates."""
     _do(headrace, worker, "quarantine", {"reason": reason} if reason else None)
 
 

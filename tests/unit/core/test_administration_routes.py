@@ -162,8 +162,28 @@ async def test_a_worker_is_quarantined_drained_and_released_by_hand():
         browser = await ask(routes, "POST", "/fleet/workers/w0/quarantine", query="reason=it%20smells")
         assert (browser.json["state"], browser.json["reason"]) == ("quarantined", "it smells")
         assert (await ask(routes, "POST", "/fleet/workers/w0/release")).json["state"] == "ready"
-        assert (await ask(routes, "POST", "/fleet/workers/w0/drain")).json["state"] == "draining"
+        drained = (await ask(routes, "POST", "/fleet/workers/w0/drain", b'{"reason": "a new disk"}')).json
+        assert (drained["state"], drained["reason"]) == ("draining", "by 127.0.0.1: a new disk")
         assert [what for what, _ in fleet.journal if what != "state"] == ["quarantine", "release", "drain"]
+
+
+@pytest.mark.parametrize("what", ["quarantine", "drain", "release"])
+async def test_why_somebody_takes_a_worker_out_is_noted_and_nothing_else_is_taken(what):
+    async with administered() as fleet:
+        routes, path = serve(fleet), f"/fleet/workers/w0/{what}"
+        for body, query, param in (
+            (b'{"reason": 7}', "", "reason"),
+            (b'{"why": "x"}', "", "why"),
+            (b"because", "", None),
+            (b"[]", "", None),
+            (b"", "why=x", "why"),
+        ):
+            browser = await ask(routes, "POST", path, body, query)
+            assert (browser.status, browser.json["error"]["param"]) == (400, param), (body, query)
+        assert (fleet.states, fleet.journal) == (["ready", "ready"], [])
+        assert (await ask(routes, "POST", path, b'{"reason": "it smells"}')).status == 200
+        [noted] = [entry for entry in fleet.administration.journal.entries if entry.what == what]
+        assert (noted.by, noted.detail["reason"]) == ("127.0.0.1", "it smells")
 
 
 async def test_unknown_workers_are_a_404():

@@ -160,6 +160,24 @@ async def test_who_fails_is_quarantined_and_the_others_go_on_until_the_next_upda
         assert [engine.version for engine in fleet.engines] == ["9", "9"]
 
 
+async def test_who_was_taken_out_by_hand_gets_the_weights_and_stays_out_until_it_is_released():
+    async with fleet_of() as fleet:
+        administration = fleet.administered.administration
+        administration.quarantine(fleet.workers[0], "it smells", by="me")
+        assert (await fleet.update("8")).failure is None
+        assert (fleet.states, fleet.workers[0].reason) == (["quarantined", "ready"], "it smells")
+        assert ([engine.version for engine in fleet.engines], fleet.paused) == (["8", "8"], [False, False])
+        fleet.engines[0].fails["update"] = [broken("no space")]
+        await fleet.update("9")
+        assert fleet.workers[0].reason == "update to '9': no space"
+        await fleet.update("9")
+        assert (fleet.states, fleet.workers[0].reason, fleet.paused) == (["quarantined", "ready"], "it smells", [False, False])
+        await fleet.administered.update("10")
+        assert (fleet.states, fleet.paused) == (["quarantined", "ready"], [False, False])
+        await administration.release(fleet.workers[0], by="me")
+        assert fleet.states == ["ready", "ready"]
+
+
 async def test_a_worker_that_labels_its_weights_otherwise_is_quarantined():
     async with fleet_of() as fleet:
 
@@ -411,7 +429,8 @@ async def test_a_pause_of_the_trainers_own_outlasts_the_update():
 async def test_a_quarantined_worker_whose_trainer_has_resumed_the_others_goes_on_with_them_once_it_is_whole():
     async with fleet_of() as fleet:
         await fleet.administered.pause()
-        fleet.administered.administration.quarantine(fleet.workers[0], "it smells", by="me")
+        fleet.engines[0].fails["update"] = [broken("no space")]
+        await fleet.update("7")
         await fleet.administered.resume()
         await fleet.update("8")
         assert (fleet.states, fleet.paused) == (["ready", "ready"], [False, False])
@@ -476,6 +495,50 @@ async def test_a_trainers_group_that_is_not_whole_any_more_is_waited_for_by_nobo
         assert update.failure
         assert (update.failure.status, "w1 is not in it" in update.failure.message) == (409, True)
         assert "pause" not in fleet.engines[0].asked
+
+
+async def test_an_update_that_prepares_or_pauses_is_given_up_when_headrace_is_going_to_end():
+    async with fleet_of() as fleet:
+        fleet.engines[1].stalls["pause"] = trio.Event()
+        pausing = fleet.ask("7", mode="wait")
+        await wait_all_tasks_blocked()
+        preparing = fleet.ask("8")
+        await wait_all_tasks_blocked()
+        fleet.administered.administration.updates.stop()
+        for update in (pausing, preparing):
+            await update.done.wait()
+            assert update.failure
+            assert (update.failure.status, update.failure.message) == (503, "update: headrace ends; nobody got the weights")
+        assert (fleet.states, fleet.paused, fleet.courier.applied) == (["ready", "ready"], [False, False], [])
+        with pytest.raises(CallError, match="headrace ends"):
+            fleet.ask("9")
+
+
+async def test_one_whose_workers_are_getting_their_weights_goes_on_for_as_long_as_headrace():
+    async with fleet_of() as fleet:
+        fleet.courier.stalls["w0"] = trio.Event()
+        update = fleet.ask("8")
+        await wait_all_tasks_blocked()
+        fleet.administered.administration.updates.stop()
+        fleet.courier.stalls["w0"].set()
+        await update.done.wait()
+        assert (update.failure, fleet.states) == (None, ["ready", "ready"])
+
+
+async def test_at_its_end_headrace_resumes_whom_it_has_paused_unless_their_weights_are_not_whole():
+    async with fleet_of(1, 1, 1) as fleet:
+        administration = fleet.administered.administration
+        fleet.courier.stalls["w1"] = trio.Event()
+        administration.updates.ask(UpdateRequest("8", "courier", {}), fleet.workers[1:2], by="me")
+        await fleet.administered.pausing.pause(fleet.workers[2:], "keep", clear_cache=False, by="me")
+        fleet.engines[0].stalls["pause"] = trio.Event()
+        update = administration.updates.ask(UpdateRequest("8", "courier", {}, "wait"), fleet.workers[:1], by="me")
+        await wait_all_tasks_blocked()
+        fleet.engines[0].paused = True  # it has, and its answer is on its way
+        await administration.end()
+        assert fleet.paused == [False, True, True]
+        assert update.failure
+        assert update.failure.status == 503
 
 
 async def test_whoever_waits_for_an_update_when_headrace_ends_is_told():

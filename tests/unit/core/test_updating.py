@@ -197,7 +197,12 @@ async def test_a_draft_model_that_was_not_replaced_completely_is_mended_by_nothi
 async def test_a_draft_update_that_nobody_has_begun_changes_nothing():
     async with administered() as fleet:
         serve_http(fleet.workers[0], {"results": [None]})
-        fleet.administration.quarantine(fleet.workers[0], "in a test", by="me")
+        await fleet.start()
+        fleet.engines[0].fails["update"] = [broken()]
+        with pytest.raises(FleetFailed):
+            await fleet.receive()
+        await fleet.finish()
+        fleet.engines[0].broken = False
         for engine in fleet.engines:
             engine.fails["start"] = [refused("no draft model")]
         with pytest.raises(FleetFailed, match="Nothing has changed"):
