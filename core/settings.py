@@ -285,10 +285,14 @@ def _is_url(text: str) -> bool:
 
 def _check_workers(workers: list[WorkerSettings]) -> None:
     seen: set[str] = set()
+    servers: dict[tuple[str, str], str] = {}
     for worker in workers:
         if worker.name in seen:
             raise SettingsError(f"workers: {worker.name!r} is there twice; give each its own id")
         seen.add(worker.name)
+        for wire, address in (("grpc", worker.grpc), ("http", worker.http and worker.http.rstrip("/"))):
+            if address and (other := servers.setdefault((wire, address), worker.name)) != worker.name:
+                raise SettingsError(f"workers: {other!r} and {worker.name!r} have one {wire} server, {address}; a server is one worker")
         if worker.api_key_env and not os.environ.get(worker.api_key_env):
             raise SettingsError(f"workers: {worker.name!r}: api_key_env names {worker.api_key_env}, which is not set")
 

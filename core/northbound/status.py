@@ -6,6 +6,7 @@ from importlib.metadata import version
 from typing import Final, TypeVar
 from urllib.parse import quote, unquote
 
+from core.candidates import PARTIAL
 from core.errors import BadRequest, NotFound, NoWorker
 from core.fleet.administration import Administration
 from core.fleet.fleet import Fleet
@@ -33,11 +34,13 @@ def add_status_routes(routes: Routes, fleet: Fleet, administration: Administrati
         raise NotFound(f"there is no worker {id_!r}; the fleet has {', '.join(fleet.workers) or 'none'}")
 
     async def health(request: HTTPRequest) -> HTTPReply:
-        """200 when a call could be served, as a vLLM server's `/health` says it of itself."""
-        workers = list(workers_of(request))
-        if not any(worker.state in ("ready", "paused", "updating") for worker in workers):
-            why = f"worker {workers[0].id!r} is {workers[0].state}: {workers[0].reason}" if request.parameters else "no worker is ready"
-            return HTTPReply.error(NoWorker(why))
+        """200 when a call could be served, as a vLLM server's `/health` says it of itself: one worker, or any that answers whole calls."""
+        one, workers = bool(request.parameters), list(workers_of(request))
+        serving = [worker for worker in workers if worker.state in ("ready", "paused", "updating")]
+        if not any(one or worker.role not in PARTIAL for worker in serving):
+            why = f"worker {workers[0].id!r} is {workers[0].state}: {workers[0].reason}" if one else "no worker is ready"
+            parts = ", ".join(f"{worker.id} is for {worker.role} only" for worker in serving)
+            return HTTPReply.error(NoWorker(f"{why} that answers whole calls: {parts}" if parts else why))
         return HTTPReply()
 
     async def live(_: HTTPRequest) -> HTTPReply:

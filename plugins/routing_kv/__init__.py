@@ -7,6 +7,7 @@ For what they don't tell, or not yet, it goes by what was sent where.
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Final
 
+import structlog
 import trio
 from msgspec import Meta, Struct, field
 from prometheus_client import CollectorRegistry
@@ -17,6 +18,8 @@ from plugins.routing_kv.metrics import Hits, IndexCollector
 from plugins.routing_kv.places import Caches, Place, Places
 from plugins.routing_kv.scoring import Match, Scorer, Weights
 from plugins.routing_kv.sources import SourceSettings
+
+log = structlog.stdlib.get_logger()
 
 _NAME: Final = "kv"
 #: How much each output changes what the next one is expected to have: the last fifty count.
@@ -121,6 +124,10 @@ class KV:
     @hookimpl
     def run_service(self, proxy: Proxy) -> Callable[[], Awaitable[None]]:
         """See `core.hookspecs`."""
+        workers = [worker.name for worker in proxy.settings.workers]
+        for name in self._settings.sources if workers else ():
+            if name not in workers:
+                log.warning("kv.source_of_nobody", worker=name, reason=f"no worker has this id; there are {', '.join(workers)}")
         routing = proxy.settings.routing
         if _NAME in routing.policies or any(_NAME in rule.policies for rule in routing.rules):
             self._followers.need()

@@ -212,6 +212,18 @@ def status(routes):
     return make
 
 
+@pytest.mark.parametrize("path", ["/ready", "/health"])
+async def test_a_fleet_is_ready_with_a_worker_that_answers_whole_calls(status, path):
+    prefill, decode = make_worker("p", role="prefill"), make_worker("d", role="decode", state="gone")
+    routes = status(prefill, decode)
+    browser = await ask(routes, "GET", path)
+    assert browser.status == 503
+    assert browser.json["error"]["message"] == "no worker is ready that answers whole calls: p is for prefill only"
+    assert (await ask(routes, "GET", "/workers/p/health")).status == 200
+    decode.state = "ready"
+    assert (await ask(routes, "GET", path)).status == 200
+
+
 @pytest.mark.parametrize(("state", "code"), [("ready", 200), ("paused", 200), ("updating", 200), ("gone", 503), ("starting", 503)])
 async def test_health_is_whether_a_call_would_be_served(status, state, code):
     routes = status(make_worker("a", ScriptedLane(), state=state))

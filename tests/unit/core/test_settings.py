@@ -184,6 +184,25 @@ def test_two_workers_of_one_name_are_refused(tmp_path, monkeypatch):
         load_settings()
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        ("grpc = 'h:1'", "grpc = 'h:1'", "'a' and 'b' have one grpc server, h:1; a"),
+        (
+            "grpc = 'h:1'\nhttp = 'http://h:2/'",
+            "http = 'http://h:2'",
+            "'a' and 'b' have one http server, http://h:2; a",
+        ),
+    ],
+)
+def test_two_workers_of_one_server_are_refused(tmp_path, monkeypatch, first, second, message):
+    monkeypatch.delenv("HEADRACE_WORKERS", raising=False)
+    file = tmp_path / "x.toml"
+    file.write_text(f"[[workers]]\nid = 'a'\n{first}\n[[workers]]\nid = 'b'\n{second}\n")
+    with pytest.raises(SettingsError, match=message):
+        load_settings(str(file))
+
+
 def test_an_api_key_that_is_not_in_the_environment_is_named(tmp_path, monkeypatch):
     monkeypatch.delenv("HEADRACE_WORKERS", raising=False)
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)

@@ -6,12 +6,17 @@ from typing import Any
 import trio
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
+from structlog.testing import capture_logs
 from trio.testing import wait_all_tasks_blocked
 
-from core import Worker
+from core import Proxy, Worker
+from core.registry import Loaded, Registry
+from core.settings import Settings as HeadraceSettings
+from core.settings import WorkerSettings
 from core.wire.generated.vllm import GetKvEventSourcesRequest, GetKvEventSourcesResponse, KvEventSource
 from plugins.routing_kv import KV, Settings
 from plugins.routing_kv.sources import SourceSettings
+from plugins.routing_round_robin import RoundRobin
 from tests.unit.plugins.routing_kv.prompts import call_of
 from tests.unit.plugins.routing_kv.publisher import publishing
 from tests.unit.plugins.routing_kv.test_policy import worker_of
@@ -123,6 +128,17 @@ async def test_a_worker_that_left_is_forgotten_swept_away_and_followed_anew_when
         publisher.publish(block(7))
         await until(lambda: blocks(kv, worker) == 1)
         nursery.cancel_scope.cancel()
+
+
+async def test_a_source_of_no_worker_is_warned_of():
+    kv = KV(Settings(sources={"a": SourceSettings(endpoint="tcp://h:1"), "x": SourceSettings(endpoint="tcp://h:2")}))
+    workers = [WorkerSettings(grpc="h:3", id="a"), WorkerSettings(grpc="h:4", id="b")]
+    registry = Registry([Loaded("round-robin", RoundRobin()), Loaded("kv", kv)], ["round-robin"])
+    with capture_logs() as lines:
+        registry.services(Proxy(HeadraceSettings(workers=workers), registry))
+    assert [(line["event"], line["worker"], line["reason"]) for line in lines] == [
+        ("kv.source_of_nobody", "x", "no worker has this id; there are a, b")
+    ]
 
 
 async def test_an_address_that_cant_be_costs_that_worker_only(nursery):
