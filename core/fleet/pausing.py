@@ -134,12 +134,15 @@ class Pausing:
     async def resume(self, workers: Sequence[Worker], *, by: str) -> None:
         """Resume every worker but the quarantined ones. Those that fail stay paused, the others go on.
 
-        Nobody is resumed while a weight update is running on one of them.
+        Nobody is resumed while a weight update is running on one of them, or one of them sleeps: it may have no weights to run on.
         """
 
         async def work(operation: Operation) -> None:
             self._demand_whole(operation, workers)
             sound = self._sound(operation, workers)
+            if asleep := [worker.id for worker in sound if self._standings.of(worker).asleep]:
+                text = f"{operation.name}: {', '.join(asleep)} sleep: wake them up first (/wake_up), which resumes them, too"
+                raise CallError(HTTPStatus.CONFLICT, text)
             resumed = await operation.ask(sound, lambda control: control.resume(), deadline=self._deadline)
             for worker in resumed.good:
                 standing = self._standings.of(worker)
@@ -165,18 +168,21 @@ class Pausing:
         await self._operations.do("sleep", workers, work, by=by, same=f"{level} {mode}")
 
     async def wake_up(self, workers: Sequence[Worker], tags: Sequence[str], *, by: str) -> bool:
-        """Wake every worker up, as far as `tags` say; returns whether all of them are awake.
+        """Wake every worker up, as far as `tags` say; returns whether all that were asked are awake.
 
-        vLLM 0.33: who is all awake is resumed. So while weights are being replaced, or were not replaced completely, only they wake up.
+        vLLM 0.33: who is all awake is resumed. So while weights are being replaced, or were not replaced completely, only they wake up; of
+        quarantined workers those whose weights are whole wake up like the others, which gives them no calls.
         """
 
         async def work(operation: Operation) -> bool:
-            broken = [worker for worker in workers if self._standings.of(worker).failed]
+            asked = list(workers)
             if set(tags) != {"weights"}:
                 self._demand_whole(operation, workers)
-                asked = [worker for worker in workers if worker not in broken]
-            else:
-                asked = list(workers)
+                asked = [worker for worker in workers if not self._standings.of(worker).spoiled]
+            if not asked:
+                reasons = "; ".join(f"{worker.id}: {self._standings.of(worker).failed}" for worker in workers)
+                text = f"{operation.name}: no worker's weights are whole: wake these alone (tags=weights) and replace them: {reasons}"
+                raise CallError(HTTPStatus.CONFLICT, text)
             woken = await operation.ask(asked, lambda control: control.wake_up(tags), deadline=None)
             paused = await operation.ask(woken.good, lambda control: control.is_paused(), deadline=self._deadline)
             for worker, still in paused.good.items():

@@ -198,6 +198,43 @@ async def test_a_fleet_sleeps_and_wakes_up_by_and_by():
         assert fleet.states == ["ready", "ready"]
 
 
+async def test_who_was_taken_out_by_hand_wakes_up_with_the_others_and_takes_no_calls():
+    async with administered() as fleet:
+        for worker in fleet.workers:
+            fleet.administration.quarantine(worker, "it smells", by="me")
+        await fleet.pausing.sleep(fleet.workers, 1, "abort", by="me")
+        assert await fleet.pausing.wake_up(fleet.workers, [], by="me")
+        assert [engine.asleep for engine in fleet.engines] == [False, False]
+        assert fleet.states == ["quarantined", "quarantined"]
+
+
+async def test_workers_whose_weights_are_not_whole_are_not_said_to_be_awake():
+    async with administered() as fleet:
+        await fleet.start()
+        for engine in fleet.engines:
+            engine.fails["update"] = [broken("no space")]
+        with pytest.raises(FleetFailed):
+            await fleet.receive()
+        await fleet.pausing.sleep(fleet.workers, 1, "abort", by="me")
+        with pytest.raises(CallError, match=r"no worker's weights are whole: .* w0: update_weights: no space; w1: ") as refused:
+            await fleet.pausing.wake_up(fleet.workers, [], by="me")
+        assert refused.value.status == 409
+        assert not await fleet.pausing.wake_up(fleet.workers, ["weights"], by="me")
+        assert [engine.sent["wake_up"] for engine in fleet.engines] == [["weights"], ["weights"]]
+
+
+async def test_a_fleet_that_sleeps_is_not_resumed():
+    async with administered() as fleet:
+        await fleet.pausing.sleep(fleet.workers[:1], 1, "abort", by="me")
+        with pytest.raises(CallError, match=r"resume: w0 sleep: wake them up first \(/wake_up\)") as refused:
+            await fleet.resume()
+        assert refused.value.status == 409
+        assert [engine.asked for engine in fleet.engines] == [["sleep"], []]
+        await fleet.pausing.wake_up(fleet.workers[:1], [], by="me")
+        await fleet.resume()
+        assert fleet.states == ["ready", "ready"]
+
+
 async def test_who_cannot_sleep_takes_calls_and_is_named():
     async with administered() as fleet:
         fleet.engines[0].fails["sleep"] = [broken("no memory saver")]
