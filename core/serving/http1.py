@@ -5,17 +5,22 @@ This one knows no other protocol: an upgrade is not taken, and HTTP goes on, as 
 """
 
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 from typing import Any, Final, Protocol
 from urllib.parse import unquote
 
 import h11
+import msgspec
 import trio
 from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.trio.worker_context import WorkerContext
 
+from core.errors import CallError
 from core.serving.asgi import Message, Scope
 
+#: An empty line before a request is nothing (RFC 9112, 2.2): some clients end a body with one.
+_EMPTY_LINES: Final = b"\r\n"
 #: Statuses whose responses have no body, whatever the handler sends.
 _BODILESS: Final = frozenset({204, 304})
 _DISCONNECT: Final = {"type": "http.disconnect"}
@@ -51,7 +56,7 @@ class HTTP1:
         self._client, self._server = addresses
         self._answer = answer
         self._send = send
-        self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=config.h11_max_incomplete_size)
+        self._h11 = self._fresh()
         #: Of the request that is answered; `None` between two.
         self._put: Put | None = None
         self._turn = object()
@@ -68,7 +73,12 @@ class HTTP1:
     async def handle(self, event: Event) -> None:
         """Bytes that came, or the end of the connection."""
         if isinstance(event, RawData):
-            self._h11.receive_data(event.data)
+            data = event.data
+            if data[:1] in (b"\r", b"\n") and self._h11.their_state is h11.IDLE and not self._h11.trailing_data[0]:
+                data = data.lstrip(_EMPTY_LINES)
+                if not data:
+                    return
+            self._h11.receive_data(data)
             await self._read()
         elif isinstance(event, Closed):
             await self._disconnect()
@@ -78,15 +88,19 @@ class HTTP1:
             try:
                 event = self._h11.next_event()
             except h11.RemoteProtocolError as error:
-                await self._refuse(error.error_status_hint)
+                await self._refuse(_refusal(error.error_status_hint, self._config))
                 return
             if isinstance(event, h11.Request):
+                self._bodiless = event.method == b"HEAD"
+                if refusal := _unserved(event):
+                    await self._refuse(refusal)
+                    return
                 await self._begin(event)
             elif isinstance(event, h11.Data):
                 await self._tell({"type": "http.request", "body": bytes(event.data), "more_body": True})
             elif isinstance(event, h11.EndOfMessage):
                 await self._tell(_END_OF_BODY)
-            elif event is h11.PAUSED:
+            elif event is h11.PAUSED and self._h11.trailing_data[0].lstrip(_EMPTY_LINES):
                 await self._next.park()
             else:
                 return
@@ -95,7 +109,6 @@ class HTTP1:
         await self._send(Updated(idle=False))
         path, _, query = request.target.partition(b"?")
         method = request.method.decode("ascii").upper()
-        self._bodiless = method == "HEAD"
         scope: dict[str, Any] = {
             "type": "http",
             "asgi": {"spec_version": "2.1", "version": "3.0"},
@@ -130,7 +143,7 @@ class HTTP1:
         if self._put is None:
             return
         if message is None:  # before it was complete
-            await self._refuse(500)
+            await self._refuse(CallError(500, "the request failed within headrace, which has logged why"))
         elif message["type"] == "http.response.start" and not self._head:
             self._head = message
         elif message["type"] == "http.response.body" and self._head:
@@ -160,18 +173,34 @@ class HTTP1:
     async def _complete(self) -> None:
         await self._disconnect()
         self._head = {}
+        self._bodiless = False
         if self._h11.our_state is h11.DONE and self._h11.their_state is h11.DONE and not self._context.terminated.is_set():
-            self._h11.start_next_cycle()
+            self._start_next_cycle()
             self._next.unpark()
             await self._send(Updated(idle=True))
         else:
             await self._close()
 
-    async def _refuse(self, status: int) -> None:
+    def _fresh(self) -> h11.Connection:
+        return h11.Connection(h11.SERVER, max_incomplete_event_size=self._config.h11_max_incomplete_size)
+
+    def _start_next_cycle(self) -> None:
+        ahead, _ = self._h11.trailing_data
+        if ahead[:1] in (b"\r", b"\n"):
+            self._h11 = self._fresh()
+            if ahead := ahead.lstrip(_EMPTY_LINES):
+                self._h11.receive_data(ahead)
+        else:
+            self._h11.start_next_cycle()
+
+    async def _refuse(self, error: CallError) -> None:
         """Answer in the handler's place, unless an answer has begun, and close."""
         if self._h11.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            headers = [(b"content-length", b"0"), (b"connection", b"close"), *self._config.response_headers("h11")]
-            await self._write(h11.Response(status_code=status, headers=headers), h11.EndOfMessage())
+            body = msgspec.json.encode(error.body)
+            headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), (b"connection", b"close")]
+            response = h11.Response(status_code=error.status, headers=[*headers, *self._config.response_headers("h11")])
+            content = [] if self._bodiless else [h11.Data(data=body)]
+            await self._write(response, *content, h11.EndOfMessage())
         await self._close()
 
     async def _close(self) -> None:
@@ -196,3 +225,23 @@ class HTTP1:
                 raise
             return
         await self._send(RawData(data))
+
+
+def _refusal(status: int, config: Config) -> CallError:
+    """What h11 can't read, without the client's bytes: a key may be among them."""
+    if status == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE:
+        return CallError(status, f"the head of the request is larger than {config.h11_max_incomplete_size} bytes")
+    if status == HTTPStatus.NOT_IMPLEMENTED:
+        return CallError(status, "transfer-encoding: only chunked is served")
+    return CallError(status, "the request is not HTTP/1.1")
+
+
+def _unserved(request: h11.Request) -> CallError | None:
+    """Why a request isn't served that h11 reads."""
+    if not request.http_version.startswith(b"1."):
+        return CallError(505, f"HTTP/{request.http_version.decode('ascii')} is not served, but HTTP/1.1 and HTTP/2 are")
+    framing = {name for name, _ in request.headers if name in (b"content-length", b"transfer-encoding")}
+    if len(framing) > 1:
+        # RFC 9112, 6.1: whoever passed it on may have read another end of the body, and so another next request.
+        return CallError(400, "content-length and transfer-encoding: a request has one of them, not both")
+    return None

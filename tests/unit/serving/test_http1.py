@@ -1,5 +1,6 @@
 """HTTP/1.1 between the bytes of a connection and the messages of a handler, without a socket."""
 
+import json
 from typing import Any
 
 import pytest
@@ -191,14 +192,61 @@ async def test_a_handler_that_ends_within_its_answer_leaves_it_without_its_end(s
 
 
 @pytest.mark.parametrize(
-    ("bytes_", "status"),
-    [(b"nonsense\r\n\r\n", b"400"), (b"GET / HTTP/1.1\r\nx: " + b"y" * 70_000, b"431"), (b"\x16\x03\x01\r\n\r\n", b"400")],
+    ("bytes_", "status", "says"),
+    [
+        (b"nonsense\r\n\r\n", 400, "not HTTP/1.1"),
+        (b"\x16\x03\x01\r\n\r\n", 400, "not HTTP/1.1"),
+        (b"GET / HTTP/1.1\r\nx: " + b"y" * 70_000, 431, "larger than 16384 bytes"),
+        (POST.replace(b"content-length: 4", b"transfer-encoding: gzip"), 501, "only chunked"),
+        (POST.replace(b"content-length: 4", b"content-length: 4\r\ntransfer-encoding: chunked"), 400, "not both"),
+        (GET.replace(b"HTTP/1.1", b"HTTP/3.9"), 505, "HTTP/3.9"),
+        (GET.replace(b"HTTP/1.1", b"HTTP/0.9"), 505, "HTTP/0.9"),
+    ],
 )
-async def test_what_is_not_http_is_refused(served, bytes_, status):
+async def test_what_cannot_be_served_is_refused_in_vllms_words(served, bytes_, status, says):
     await served.receive(bytes_)
-    assert served.written.startswith(b"HTTP/1.1 " + status)
+    head, _, content = served.written.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d " % status)
+    assert b"content-type: application/json" in head
+    error = json.loads(content)["error"]
+    assert (error["code"], says in error["message"]) == (status, True)
     assert served.closed
     assert not served.requests
+
+
+async def test_a_head_request_whose_handler_fails_is_refused_without_a_body(served):
+    await served.receive(GET.replace(b"GET", b"HEAD"))
+    await served.answer(None)
+    assert served.written.startswith(b"HTTP/1.1 500 ")
+    assert served.written.endswith(b"\r\n\r\n")
+    assert served.closed
+
+
+async def test_empty_lines_before_a_request_are_nothing(served):
+    for part in (b"\r", b"\n", b"\r\n" + GET):
+        await served.receive(part)
+    await served.answer(START, body(b"hello"))
+    assert served.written.endswith(b"hello")
+
+
+@pytest.mark.parametrize("apart", [False, True])
+async def test_empty_lines_after_a_body_are_nothing(served, apart):
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(served.receive, POST + b"abcd\r\n" + (b"" if apart else POST + b"efgh"))
+        await wait_all_tasks_blocked()
+        await served.answer(START, body(b"first"))
+    if apart:
+        await served.receive(POST + b"efgh")
+    await served.answer(START, body(b"secnd"))
+    assert served.written.count(b"HTTP/1.1 200 ") == 2
+    assert [b"".join(message.get("body", b"") for message in received) for _, _, received in served.requests] == [b"abcd", b"efgh"]
+
+
+async def test_a_client_that_goes_after_an_empty_line_is_told_to_the_handler(served):
+    with trio.fail_after(5):
+        await served.receive(POST + b"abcd\r\n")
+    await served.protocol.handle(Closed())
+    assert served.requests[0][2][-1] == {"type": "http.disconnect"}
 
 
 async def test_a_body_that_breaks_its_framing_ends_the_request(served):
