@@ -94,9 +94,13 @@ BODY_KEYS = (
     "request_id",
     "return_token_ids",
     "sampling_params",
+    "session_id",
+    "session_params",
     "stream",
     "stream_options",
     "token_ids",
+    "user",
+    "user_id",
 )
 
 
@@ -146,7 +150,11 @@ class Call(Struct, kw_only=True):
     cache_salt: str = ""
     #: Lower is more urgent.
     priority: int = 0
+    #: What the client calls the session: `X-Session-ID`, else the body's `session_params.session_id` or `session_id`.
     session_id: str = ""
+    #: What the body says of whose call it is, under the field's name: `session_params.session_id`, `user`, `session_id`, `user_id`, in this
+    #: order, as far as they are there. For policies; a worker is told `session_id` alone.
+    owner: dict[str, str] = field(default_factory=dict[str, str])
     adapter: str = ""
     #: The role of the workers that the call may go to. `None`: workers that answer whole calls, `aggregated` and `decode`.
     role: Role | None = None

@@ -12,6 +12,8 @@ from core.errors import BadRequest
 from core.refusals import refusing
 from core.wire.needs import SAMPLING_NEEDS, STREAMED_PROMPT_LOGPROBS
 
+#: It may go on in a header.
+Name = Annotated[str, Meta(pattern=r"\A[^\x00-\x1f\x7f]*\Z")]
 RANK_HEADER: Final = "x-data-parallel-rank"
 _MAX_ID: Final = 256
 _RANK_DIGITS: Final = 10
@@ -21,6 +23,10 @@ _EMPTY_SALT: Final = (
     r"Parameter 'cache_salt' must be a non-empty string of at most 128 characters and must not contain '@', '/', '\', or NUL."
 )
 _SCHEMA_OPTIONS: Final = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
+
+
+class _SessionParams(Struct, forbid_unknown_fields=True):
+    session_id: Name | None = None
 
 
 class _Body(Struct):
@@ -40,6 +46,11 @@ class _Body(Struct):
     output_mode: Literal["tokens"] | None = None
     reasoning_ended: bool | None = None
     reasoning_parser_kwargs: ReasoningParserKwargs | None = None
+    #: These four are no keys of vLLM's: routers know them.
+    session_params: _SessionParams | None = None
+    user: Name | None = None
+    session_id: Name | None = None
+    user_id: Name | None = None
 
 
 class _KnownBody(_Body, forbid_unknown_fields=True):
@@ -78,7 +89,8 @@ _samplings = _Decoder(_KnownSampling, SamplingParams, SamplingParams.__struct_fi
 def parse_call(data: bytes, headers: Mapping[str, str]) -> Call:
     """The call that a body and its headers (names in lower case) ask for.
 
-    A null means the same as an absent key, as in vLLM. `x-request-id` wins over the body's `request_id`.
+    A null means the same as an absent key, as in vLLM. `x-request-id` wins over the body's `request_id`, and `x-session-id` over its
+    session.
 
     Raises: `BadRequest`, whose `param` is the field's path.
     """
@@ -86,6 +98,7 @@ def parse_call(data: bytes, headers: Mapping[str, str]) -> Call:
     sampling, unclaimed_sampling = _samplings.decode(body.sampling_params, "sampling_params")
     _check(sampling)
     stream = bool(body.stream)
+    owner = _owner(body)
     if body.cache_salt == "":  # not the same as none: vLLM 0.33 refuses it, in these words
         raise BadRequest(_EMPTY_SALT, param="cache_salt")
     if body.stream_options and not stream:
@@ -99,7 +112,8 @@ def parse_call(data: bytes, headers: Mapping[str, str]) -> Call:
         stream_options=body.stream_options or StreamOptions(),
         cache_salt=body.cache_salt or "",
         priority=body.priority or 0,
-        session_id=headers.get("x-session-id", ""),
+        session_id=headers.get("x-session-id") or owner.get("session_params.session_id") or owner.get("session_id", ""),
+        owner=owner,
         data_parallel_rank=rank_of(headers),
         kv_transfer_params=body.kv_transfer_params,
         ec_transfer_params=body.ec_transfer_params,
@@ -111,6 +125,14 @@ def parse_call(data: bytes, headers: Mapping[str, str]) -> Call:
         unclaimed_sampling={key: _decode(raw, f"sampling_params.{key}") for key, raw in unclaimed_sampling.items()},
         needs=_needs(sampling, stream=stream),
     )
+
+
+def _owner(body: _Body) -> dict[str, str]:
+    said = body.session_params.session_id if body.session_params else None
+    if not (said or body.user or body.session_id or body.user_id):
+        return {}
+    keys = {"session_params.session_id": said, "user": body.user, "session_id": body.session_id, "user_id": body.user_id}
+    return {key: value for key, value in keys.items() if value}
 
 
 def _check(sampling: SamplingParams) -> None:

@@ -10,19 +10,13 @@ from hashlib import blake2b
 from typing import Final
 
 from core import Call, Choice, Worker, hookimpl, ranks_for
-from plugins.routing_consistent_hash.keys import claim_key, key_of
+from plugins.routing_consistent_hash.keys import key_of
 
 _64_BITS: Final = (1 << 64) - 1
 
 
 class ConsistentHash:
     """Chooses by the key that `keys` finds."""
-
-    @hookimpl
-    def receive_call(self, call: Call) -> None:
-        """See `core.hookspecs`."""
-        if call.unclaimed:
-            claim_key(call)
 
     @hookimpl
     def choose_worker(self, call: Call, workers: Sequence[Worker]) -> Choice:

@@ -4,17 +4,17 @@
 `user`, `session_id`, `user_id`; else the prompt itself.
 """
 
+from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Final
 
 import msgspec
 from msgspec import Raw, Struct
 
-from core import Call, refusing
+from core import Call
 
 _HEADERS: Final = ("x-session-id", "x-user-id", "x-tenant-id", "x-request-id", "x-correlation-id", "x-trace-id")
 _FIELDS: Final = ("session_params", "user", "session_id", "user_id")
-_NOTE: Final = "consistent-hash"
 _64_BITS: Final = (1 << 64) - 1
 
 
@@ -26,40 +26,30 @@ _session_params = msgspec.json.Decoder(_SessionParams | None)
 _strings = msgspec.json.Decoder(str | None)
 
 
-def claim_key(call: Call) -> None:
-    """Take the fields that may be the key out of the body, and note the first. Those of a relayed call stay there: the worker sees them.
-
-    Raises: `BadRequest` for a field of another type; one of a relayed call is the worker's to judge.
-    """
-    for field in _FIELDS:
-        raw = call.unclaimed.get(field)
-        if raw is None:
-            continue
-        if call.relayed:
-            try:
-                value = _decode(field, raw)
-            except msgspec.MsgspecError:
-                continue
-        else:
-            del call.unclaimed[field]
-            with refusing(field):
-                value = _decode(field, raw)
-        if value and _NOTE not in call.notes:
-            name = "session_params.session_id" if field == "session_params" else field
-            call.notes[_NOTE] = (name, _hash(value.encode()))
-
-
 def key_of(call: Call) -> tuple[str, int]:
     """The name of the key, and a number that stands for its value."""
     for name in _HEADERS:
         if value := call.headers.get(name):
             return name, _hash(value.encode())
-    if note := call.notes.get(_NOTE):
-        return note
+    for name, value in call.owner.items():
+        return name, _hash(value.encode())
     if call.relayed:
-        return "the body", _hash(b"\0".join(map(bytes, call.unclaimed.values())))
+        return _relayed_key(call.unclaimed)
     # Of numbers, Python's hash is the same in every process; and ten times as fast as one over their bytes.
     return "the prompt", hash(tuple(call.token_ids)) & _64_BITS
+
+
+def _relayed_key(body: Mapping[str, Raw]) -> tuple[str, int]:
+    """The first of the fields, or all of the body. A field of another type is the worker's to judge."""
+    for field in _FIELDS:
+        if raw := body.get(field):
+            try:
+                value = _decode(field, raw)
+            except msgspec.MsgspecError:
+                continue
+            if value:
+                return "session_params.session_id" if field == "session_params" else field, _hash(value.encode())
+    return "the body", _hash(b"\0".join(map(bytes, body.values())))
 
 
 def _decode(field: str, raw: Raw) -> str | None:

@@ -36,7 +36,7 @@ class SessionRouting:
     """A session's home is where its last call went, whichever policy has chosen that. Calls without one are left to the next policy."""
 
     settings_type = Settings
-    passes = "calls without a session (X-Session-ID)"
+    passes = "calls without a session (X-Session-ID, or session_id in the body)"
 
     def __init__(self, settings: Settings) -> None:
         self._sessions = Sessions(idle=settings.idle, most=settings.max_sessions)

@@ -81,6 +81,39 @@ def test_a_null_is_an_absent_key_everywhere():
     assert all(getattr(call.sampling, key) is None for key in SamplingParams.__struct_fields__)
 
 
+@pytest.mark.parametrize(
+    ("body", "headers", "session", "owner"),
+    [
+        ({"session_id": "s"}, {}, "s", {"session_id": "s"}),
+        ({"session_id": "s", "user": "u", "session_params": {"session_id": "p"}}, {}, "p", None),
+        ({"session_id": "s"}, {"x-session-id": "h"}, "h", {"session_id": "s"}),
+        ({"user": "u", "user_id": "i"}, {}, "", {"user": "u", "user_id": "i"}),
+        ({"session_id": "", "user": None, "session_params": {}}, {}, "", {}),
+    ],
+)
+def test_the_body_may_say_whose_call_it_is_whichever_policy_is_in_force(body, headers, session, owner):
+    call = parse(headers=headers, **body)
+    assert call.session_id == session
+    assert call.owner == ({"session_params.session_id": "p", "user": "u", "session_id": "s"} if owner is None else owner)
+    assert list(call.owner) == sorted(call.owner, key=["session_params.session_id", "user", "session_id", "user_id"].index)
+    assert call.unclaimed == {}
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"user": 7}, "user"),
+        ({"session_params": {"session_id": [1]}}, "session_params.session_id"),
+        ({"session_params": {"offset": 1}}, "session_params.offset"),
+        ({"session_id": "s\r\nx-other: 1"}, "session_id"),
+    ],
+)
+def test_what_does_not_name_an_owner_is_refused(body, param):
+    with pytest.raises(BadRequest) as raised:
+        parse(**body)
+    assert raised.value.param == param
+
+
 def test_unknown_keys_are_kept_aside_as_they_are():
     call = parse(features={"a": [1, None]}, zero=None, sampling_params={"mine": {"deep": 1}, "seed": 3})
     assert {key: msgspec.json.decode(raw) for key, raw in call.unclaimed.items()} == {"features": {"a": [1, None]}, "zero": None}
