@@ -64,7 +64,7 @@ class Update:
         #: The number of these weights, when it brings to some what others have already.
         self.again = again
         #: What the transport is told.
-        self.told = WeightUpdate(id_, request.version, options, Cohort.of(workers))
+        self.told: WeightUpdate = WeightUpdate(id_, request.version, options, Cohort.of(workers))
         self.phase: Phase = "preparing"
         #: Somebody has given it up.
         self.given_up_by = ""
@@ -137,14 +137,18 @@ class Update:
         """The worker hasn't got the weights."""
         self.progress[worker.id].status, self.progress[worker.id].reason = "failed", reason
 
-    def end(self, failure: CallError | None) -> None:
-        """Tell whoever waits."""
+    def conclude(self) -> None:
+        """Nothing more becomes of its workers."""
         early = self.phase in ("preparing", "pausing")
-        self.failure, self.phase = failure, "done"
         for progress in self.progress.values():
             if progress.status not in ("done", "failed"):
                 progress.status = "unchanged" if early else "failed"
                 progress.reason = "the update ended before it got the weights"
+
+    def end(self, failure: CallError | None) -> None:
+        """Tell whoever waits."""
+        self.conclude()
+        self.failure, self.phase = failure, "done"
         self._ended = trio.current_time()
         self.done.set()
 
@@ -156,7 +160,11 @@ class Update:
             "status": status,
             "error": self.failure.message if self.failure else None,
             "phase": self.phase,
-            "workers": {id_: asdict(progress) for id_, progress in self.progress.items()},
+            "workers": self.describe_workers(),
             "seconds": self.seconds,
             "by": self.by,
         }
+
+    def describe_workers(self) -> dict[str, Any]:
+        """How far each worker is."""
+        return {id_: asdict(progress) for id_, progress in self.progress.items()}

@@ -12,7 +12,8 @@ import structlog
 import trio
 
 from core.errors import BadRequest, CallError, NotFound, NoWorker
-from core.fleet.journal import Entry, Journal
+from core.fleet.history import past_updates
+from core.fleet.journal import Journal
 from core.fleet.operations import Operation, Operations
 from core.fleet.progress import Update, UpdateRequest
 from core.fleet.transport import WeightTransport
@@ -41,13 +42,8 @@ class Updates:
         self._journal = journal
         self.transports = transports
         self._updates: dict[str, Update] = {}
-        #: Those that a headrace before this one was asked for, and hasn't ended.
-        self._cut: dict[str, Entry] = {}
-        for entry in journal.entries:
-            if entry.what == "update_asked":
-                self._cut[entry.detail["id"]] = entry
-            elif entry.what == "update":
-                self._cut.pop(entry.detail["id"], None)
+        #: Those of headraces before this one.
+        self._past = past_updates(journal)
         self._send, self._receive = trio.open_memory_channel[Update](math.inf)
 
     async def run(self) -> None:
@@ -91,11 +87,12 @@ class Updates:
 
     def describe(self, id_: str) -> dict[str, Any]:
         """`GET /fleet/updates/<id>`. Raises: `NotFound`."""
-        if (entry := self._cut.get(id_)) is None:
-            return self.get(id_).describe()
-        workers = {worker: {"status": "failed", "reason": "nobody knows how far it came", "seconds": None} for worker in entry.workers}
-        ended = {"status": "failed", "error": "headrace ended in the middle of it", "phase": "done", "seconds": 0.0, "by": entry.by}
-        return {**entry.detail, **ended, "workers": workers}
+        return self._past.get(id_) or self.get(id_).describe()
+
+    def describe_all(self) -> list[dict[str, Any]]:
+        """`GET /fleet/updates`: those that run and the latest that have ended, also before a restart; the newest first."""
+        shown = [update.describe() for update in self.latest()]
+        return [*shown, *list(reversed(self._past.values()))[: max(KEPT - len(shown), 0)]]
 
     def latest(self) -> list[Update]:
         """Those that run and the latest that have ended, the newest first."""
@@ -141,7 +138,11 @@ class Updates:
         """Its turn has come: from here on whoever gives it up waits until everybody is as it should be."""
         update.demand_wanted()
         update.scopes.remove(waiting)
-        await self._transaction.run(update, operation)
+        try:
+            await self._transaction.run(update, operation)
+        finally:
+            update.conclude()
+            operation.note = {**operation.note, "progress": update.describe_workers()}
 
     async def _prepare(self, update: Update) -> None:
         """Let the transport prepare. Raises: `CallError`, after the journal was told: no operation has begun that would."""
@@ -164,7 +165,9 @@ class Updates:
             failure = CallError(500, f"update: a fault of the transport {update.transport.name!r}: {type(error).__name__}")
         if failure:
             workers = [worker.id for worker in update.workers]
-            self._journal.add("update", workers, by=update.by, **update.note(), outcome=failure.message, seconds=update.seconds)
+            update.conclude()
+            told = {**update.note(), "progress": update.describe_workers(), "outcome": failure.message, "seconds": update.seconds}
+            self._journal.add("update", workers, by=update.by, **told)
             raise failure
 
     def _overtake(self, update: Update) -> None:

@@ -51,7 +51,7 @@ def add_update_routes(routes: Routes, administration: Administration) -> None:
         return HTTPReply.json(update.describe())
 
     async def latest(_: HTTPRequest) -> HTTPReply:
-        return HTTPReply.json({"updates": [update.describe() for update in administration.updates.latest()]})
+        return HTTPReply.json({"updates": administration.updates.describe_all()})
 
     async def one(request: HTTPRequest) -> HTTPReply:
         return HTTPReply.json(administration.updates.describe(request.parameters["id"]))

@@ -45,7 +45,11 @@ def update(
     while progress.status == "running":
         shown.show(progress)
         time.sleep(_SECONDS)
-        progress = headrace.get(f"/fleet/updates/{progress.id}", UpdateProgress)
+        try:
+            progress = headrace.get(f"/fleet/updates/{progress.id}", UpdateProgress)
+        except click.ClickException as error:
+            text = f"update {progress.id} may go on; look again: curl {headrace.url}/fleet/updates/{progress.id}"
+            raise click.ClickException(f"{error.message}\n{text}") from error
     shown.show(progress)
     if progress.status == "failed":
         click.echo(f"Error: {progress.error}", err=True)

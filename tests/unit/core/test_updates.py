@@ -92,7 +92,9 @@ async def test_an_update_tells_how_far_it_is(autojump_clock):
             "by": "me",
         }
         [entry] = [entry for entry in fleet.administered.administration.journal.entries if entry.what == "update"]
-        assert entry.detail == {"id": update.id, "version": "8", "transport": "courier", "outcome": "ok", "seconds": 2.0}
+        progress = update.describe()["workers"]
+        told = {"id": update.id, "version": "8", "transport": "courier", "progress": progress, "outcome": "ok", "seconds": 2.0}
+        assert entry.detail == told
 
 
 async def test_calls_that_arrive_meanwhile_wait_and_are_answered():
@@ -413,8 +415,16 @@ async def test_a_new_headrace_says_which_updates_the_one_before_has_not_ended(tm
         updates = fleet.administered.administration.updates
         shown = updates.describe(cut.id)
         assert (shown["status"], shown["version"], shown["error"]) == ("failed", "8", "headrace ended in the middle of it")
-        with pytest.raises(NotFound):
-            updates.describe(done.id)
+        assert updates.describe(done.id) == {**done.describe(), "seconds": updates.describe(done.id)["seconds"]}
+        later = await fleet.update("9")
+        assert [one["id"] for one in updates.describe_all()] == [later.id, cut.id, done.id]
+    async with fleet_of(journal=path) as fleet:
+        journal = fleet.administered.administration.journal
+        assert [entry.detail["outcome"] for entry in journal.entries if entry.what == "update"] == [
+            "ok",
+            "headrace ended in the middle of it",
+            "ok",
+        ]
 
 
 async def test_a_pause_of_the_trainers_own_outlasts_the_update():
