@@ -3,12 +3,13 @@
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from core.call import Outcome
 from core.errors import shorten
 from core.fleet.fleet import Fleet
+from core.fleet.progress import Update
 
 #: Rollouts take from milliseconds to hours.
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200)
@@ -33,7 +34,24 @@ class Metrics:
             "headrace_legs", "Parts of calls that were done before the rest", ["role", "outcome", "worker"], registry=self.registry
         )
         self._leg_seconds = Histogram("headrace_leg_seconds", "Of a leg", ["role"], buckets=_SECONDS, registry=self.registry)
+        self._updates = Counter(
+            "headrace_weight_updates", "Weight updates that headrace drove and that ended", ["transport", "outcome"], registry=self.registry
+        )
+        self._update_seconds = Histogram(
+            "headrace_weight_update_seconds", "From asking for one to its end", ["transport"], buckets=_SECONDS, registry=self.registry
+        )
+        pauses = Histogram("headrace_pause_seconds", "A worker was paused or updated for", buckets=_SECONDS, registry=self.registry)
+        gate = Histogram(
+            "headrace_gate_seconds", "A call that had to wait at the gate did so for", buckets=_SECONDS, registry=self.registry
+        )
+        fleet.stood_still, fleet.gate.waited = pauses.observe, gate.observe
         self.registry.register(_FleetCollector(fleet))
+
+    def updated(self, update: Update) -> None:
+        """Count a weight update that has ended."""
+        transport = update.request.transport
+        self._updates.labels(transport, "failed" if update.failure else "succeeded").inc()
+        self._update_seconds.labels(transport).observe(update.seconds)
 
     def settled(self, outcome: Outcome) -> None:
         """Count a call."""
@@ -66,13 +84,20 @@ class _FleetCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         states = GaugeMetricFamily("headrace_worker_state", "1 for the state that a worker is in", labels=["worker", "state"])
         in_flight = GaugeMetricFamily("headrace_worker_in_flight", "Calls that are on a worker", labels=["worker"])
+        versions = GaugeMetricFamily("headrace_policy_version", "1 for the version of a worker's weights", labels=["worker", "version"])
+        restarts = CounterMetricFamily("headrace_worker_restarts", "Processes started in the place of one that ended", labels=["worker"])
         for worker in self._fleet.workers.values():
             states.add_metric([worker.id, worker.state], 1)
             in_flight.add_metric([worker.id], worker.in_flight)
-        yield states
-        yield in_flight
+            if worker.policy_version is not None:
+                versions.add_metric([worker.id, shorten(worker.policy_version, 200)], 1)
+            if worker.process:
+                restarts.add_metric([worker.id], max(worker.process.starts - 1, 0))
+        yield from (states, in_flight, versions, restarts)
         quarantined = [worker for worker in self._fleet.workers.values() if worker.state == "quarantined"]
-        yield GaugeMetricFamily("headrace_quarantined_workers", "Workers that failed an update and take no calls", value=len(quarantined))
+        yield GaugeMetricFamily(
+            "headrace_quarantined_workers", "Workers that take no calls until they are updated or released", value=len(quarantined)
+        )
         reasons = GaugeMetricFamily("headrace_quarantine", "1 for each of these workers, with the reason", labels=["worker", "reason"])
         for worker in quarantined:
             reasons.add_metric([worker.id, shorten(worker.reason, 200)], 1)

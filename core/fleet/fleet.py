@@ -21,6 +21,7 @@ log = structlog.stdlib.get_logger()
 
 #: States of a worker that isn't there, for any purpose.
 _ABSENT = frozenset({"starting", "gone"})
+_STILL = frozenset({"paused", "updating"})
 
 
 class Fleet:
@@ -35,6 +36,9 @@ class Fleet:
         self.greet: Callable[[Worker], None] = lambda _: None
         #: Told of each worker whose engine its probes have found paused, or running, and before not so.
         self.found: Callable[[Worker], None] = lambda _: None
+        #: Told of each worker that takes calls again, or is lost, after it was paused or updated, and how long that took, in seconds.
+        self.stood_still: Callable[[float], object] = lambda _: None
+        self._still_since: dict[str, float] = {}
         #: The workers that take calls, in the order in which they were added.
         self.ready: tuple[Worker, ...] = ()
         self.gate = Gate(gate)
@@ -193,6 +197,10 @@ class Fleet:
         log.info("worker.state", worker=worker.id, state=worker.state, before=before, reason=worker.reason)
         if before == worker.state:
             return
+        if worker.state in _STILL:
+            self._still_since.setdefault(worker.id, time.monotonic())
+        elif since := self._still_since.pop(worker.id, None):
+            self.stood_still(time.monotonic() - since)
         if before in _ABSENT and worker.state not in _ABSENT:
             self._registry.tell("worker_joined", worker=worker)
         self.ready = tuple(w for w in self.workers.values() if w.state == "ready")

@@ -16,6 +16,8 @@ class Gate:
         self._changed = trio.Event()
         #: Calls that wait now.
         self.waiting = 0
+        #: Told of each call that leaves, and how long it has waited, in seconds.
+        self.waited: Callable[[float], object] = lambda _: None
 
     def notify(self) -> None:
         """A worker's state has changed, or the rules have: whoever waits looks again."""
@@ -33,6 +35,7 @@ class Gate:
         if self.waiting >= self._settings.max_waiting:
             raise NoWorker(f"the fleet is paused and {self.waiting} calls wait already (gate.max_waiting)")
         self.waiting += 1
+        since = trio.current_time()
         try:
             with trio.fail_after(self._settings.timeout):
                 while held():
@@ -41,3 +44,4 @@ class Gate:
             raise NoWorker(f"the fleet was paused for {self._settings.timeout:g} s (gate.timeout)") from error
         finally:
             self.waiting -= 1
+            self.waited(trio.current_time() - since)

@@ -2,7 +2,7 @@
 
 import math
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from http import HTTPStatus
 from typing import Any, Final
@@ -42,6 +42,8 @@ class Updates:
         self._journal = journal
         self.transports = transports
         self._updates: dict[str, Update] = {}
+        #: Told of each that has ended.
+        self.ended: Callable[[Update], None] = lambda _: None
         #: Those of headraces before this one.
         self._past = past_updates(journal)
         self._send, self._receive = trio.open_memory_channel[Update](math.inf)
@@ -132,6 +134,7 @@ class Updates:
             failure = None
         finally:
             update.end(failure)
+            self.ended(update)
             log.info("update.ended", **update.note(), outcome=failure.message if failure else "ok", seconds=update.seconds)
 
     async def _run(self, update: Update, operation: Operation, waiting: trio.CancelScope) -> None:
