@@ -54,6 +54,8 @@ class Explanation(Struct):
     #: Every policy that is asked for this call, in its order; the first with a worker decides.
     policies: list[PolicyVerdict]
     workers: list[WorkerVerdict]
+    #: What is done elsewhere before, or why nothing is, as plugins say (`explain_attempt`).
+    legs: list[str]
 
 
 class Explainer:
@@ -90,7 +92,7 @@ class Explainer:
         if not waits and (refusal := self._refusal(call)):
             choice, error = None, refusal
         workers = [_verdict(worker, obstacles.get(worker, "")) for worker in self._fleet.workers.values()]
-        return Explanation(choice, waits, error, policies, workers)
+        return Explanation(choice, waits, error, policies, workers, self._ask_for_legs(call))
 
     def _refusal(self, call: Call) -> str | None:
         try:
@@ -112,6 +114,15 @@ class Explainer:
         for name, answer in self._registry.each("eligible_workers", call=call, workers=workers):
             kept, why = _kept(name, answer, workers)
             obstacles |= {worker: why for worker in workers if worker not in kept and worker not in obstacles}
+
+    def _ask_for_legs(self, call: Call) -> list[str]:
+        legs: list[str] = []
+        for name, answer in self._registry.each("explain_attempt", call=call):
+            if isinstance(answer, Exception):
+                legs.append(f"{name} fails: {type(answer).__name__}")
+            else:
+                legs += [line for lines in answer for line in lines]
+        return legs
 
     def _ask_policies(self, call: Call, workers: Sequence[Worker]) -> list[PolicyVerdict]:
         verdicts: list[PolicyVerdict] = []

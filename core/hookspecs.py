@@ -121,6 +121,23 @@ class HookSpecs:
         """
 
     @hookspec
+    def explain_attempt(self, call: "Call") -> "Sequence[str] | None":
+        """Say what `begin_attempt` would do elsewhere for a call that isn't sent.
+
+        Runs when somebody asks where a call would go (`headrace route`, `POST /fleet/route`), after `identify_call`. Returns a line for
+        each thing that comes before the call is placed, or why nothing does; `None` when there is nothing to say. Must not block, and
+        changes nothing: nothing follows.
+
+        Raises: nothing; an exception is shown with the plugin's name.
+
+        Example: the prompt's beginning would be warmed up.
+
+            @hookimpl
+            def explain_attempt(self, call: Call) -> Sequence[str] | None:
+                return ["warm-up first"] if call.session_id in self.cold else None
+        """
+
+    @hookspec
     def eligible_workers(self, call: "Call", workers: "Sequence[Worker]") -> "Sequence[Worker] | None":
         """Narrow the workers that may take a call.
 

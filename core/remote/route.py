@@ -46,6 +46,8 @@ class ExplanationView(Struct):
     error: str | None
     policies: list[PolicyView]
     workers: list[WorkerView]
+    #: Lines of what comes before.
+    legs: list[str] = []
 
 
 @click.command()
@@ -66,7 +68,7 @@ def route(body: IO[bytes], url: str, headers: Sequence[str], explain: bool, as_j
     if as_json:
         click.echo(msgspec.json.format(bytes(answer)).decode())
     else:
-        click.echo("\n".join([*(_tables(explanation) if explain else ()), _verdict(explanation)]))
+        click.echo("\n".join([*(_tables(explanation) if explain else ()), *explanation.legs, _verdict(explanation)]))
     if explanation.error:
         raise click.exceptions.Exit(1)
 

@@ -71,6 +71,19 @@ class Disaggregation:
         return self._encode(call) if self._is_to_be_seen(call) else None
 
     @hookimpl
+    def explain_attempt(self, call: Call) -> Sequence[str] | None:
+        """See `core.hookspecs`."""
+        if call.relayed or call.kv_transfer_params:
+            return None
+        legs = [self._previewed(encode_call(call))] if self._is_to_be_seen(call) else []
+        if call.role != "decode":
+            return [*legs, f"no prefill elsewhere: {self._why_whole(call)}"] if self._has("prefill", call) else legs
+        if self._is_mostly_cached(call):
+            least = self._settings.threshold
+            return [f"no prefill elsewhere: fewer than {least:,} tokens (threshold) are taken not to be cached on the decode worker"]
+        return [*legs, self._previewed(prefill_call(call))]
+
+    @hookimpl
     def eligible_workers(self, call: Call, workers: Sequence[Worker]) -> Sequence[Worker] | None:
         """See `core.hookspecs`."""
         prefilled: Prefilled | None = call.notes.get(_NAME) if call.role == "decode" else None
@@ -114,6 +127,24 @@ class Disaggregation:
         if (sampling.n or 1) > 1 or sampling.skip_reading_prefix_cache or len(call.token_ids) < self._settings.threshold:
             return False
         return self._has("prefill", call) and self._has("decode", call)
+
+    def _why_whole(self, call: Call) -> str:
+        """Why the prompt is computed where the output is made."""
+        if (call.sampling.n or 1) > 1:
+            return "of n outputs each would need it"
+        if call.sampling.skip_reading_prefix_cache:
+            return "skip_reading_prefix_cache"
+        if len(call.token_ids) < self._settings.threshold:
+            return f"the prompt has {len(call.token_ids):,} tokens, fewer than {self._settings.threshold:,} (threshold)"
+        return "there is no decode worker"
+
+    def _previewed(self, leg: Call) -> str:
+        """Where a part would go."""
+        try:
+            choice = self._proxy.preview(leg)
+        except CallError as error:
+            return f"{leg.role}: nowhere now: {error.message}"
+        return f"{leg.role}={choice.worker.id} ({choice.reason})"
 
     def _is_mostly_cached(self, call: Call) -> bool:
         """Whether the decode worker to which the call would go has nearly all of its prompt."""

@@ -115,6 +115,21 @@ async def test_hook_begin_attempt(opened):
     assert (browser.headers["x-headrace-worker"], browser.headers["x-headrace-route"]) == ("d", "prefill=p, aggregated=d (round-robin)")
 
 
+async def test_hook_explain_attempt(opened):
+    class Plugin:
+        @hookimpl
+        def explain_attempt(self, call: Call) -> list[str] | None:
+            if call.cache_salt == "broken":
+                raise LookupError
+            return [f"warm-up of {len(call.token_ids)} tokens"] if call.cache_salt else None
+
+    async with opened(Plugin()) as proxy:
+        move(proxy.fleet, make_worker("a", ScriptedLane([output(7, finish="stop")]), state="starting"), "ready")
+        answers = [await ask(proxy, "/fleet/route", {**BODY, "cache_salt": salt}) for salt in ("v7", None, "broken")]
+    assert [answer.json["legs"] for answer in answers] == [["warm-up of 3 tokens"], [], ["plugin fails: LookupError"]]
+    assert all(answer.json["choice"]["worker"] == "a" for answer in answers)
+
+
 async def test_hook_prepare_call_refuses_a_call_and_its_fault_is_named():
     class Plugin:
         @hookimpl

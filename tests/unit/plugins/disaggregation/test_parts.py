@@ -9,15 +9,17 @@ import pytest
 from google.protobuf.json_format import MessageToDict
 
 from core.call import Call, Identity
+from core.explaining import Explainer
 from core.fleet.worker import Worker
 from core.hookspecs import Choice, hookimpl
+from core.northbound.body import parse_call
 from core.reply import PromptLogprob
 from plugins.disaggregation import Settings
 from plugins.disaggregation.legs import HAND_OVER
 from plugins.routed_experts import RoutedExperts
 from plugins.routed_experts import Settings as RowsSettings
 from tests.unit.core.lanes import output
-from tests.unit.core.rig import make_worker
+from tests.unit.core.rig import make_call, make_worker
 from tests.unit.plugins.disaggregation.fleet import HANDOFF, Fleet, decode, lane, prefill, prefilled
 from tests.unit.plugins.routed_experts.files import encoded
 
@@ -43,6 +45,33 @@ async def test_a_call_is_computed_by_a_prefill_worker_and_answered_by_a_decode_w
         assert params(second) == HANDOFF
         assert (first.stopping.max_new_tokens, second.stopping.max_new_tokens) == (1, 2)
         assert fleet.in_flight == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "sampling", "legs"),
+    [
+        (Settings(), {}, ["prefill=p (round-robin)"]),
+        (Settings(threshold=4), {}, ["no prefill elsewhere: the prompt has 3 tokens, fewer than 4 (threshold)"]),
+        (Settings(), {"n": 2, "temperature": 1.0}, ["no prefill elsewhere: of n outputs each would need it"]),
+    ],
+)
+async def test_who_asks_where_a_call_would_go_is_told_of_both_parts(settings, sampling, legs):
+    p, d = prefill(), decode()
+    fleet = Fleet(p, d, settings=settings)
+    explainer = Explainer(fleet.registry, fleet.fleet, fleet.placer, fleet.path)
+    body = {"token_ids": [1, 2, 3], "sampling_params": sampling}
+    explanation = await explainer.explain(parse_call(msgspec.json.encode(body), {}))
+    assert explanation.choice
+    assert (explanation.choice.worker, explanation.legs) == ("d", legs)
+    assert (lane(p).requests, lane(d).requests) == ([], [])
+
+
+async def test_a_part_that_could_go_nowhere_is_told_too():
+    p, d = prefill(), decode()
+    fleet = Fleet(p, d)
+    fleet.move(p, "gone")
+    explanation = await Explainer(fleet.registry, fleet.fleet, fleet.placer, fleet.path).explain(make_call())
+    assert explanation.legs == ["prefill: nowhere now: no worker is ready: p is gone (in a test), d is decode, and the call wants prefill"]
 
 
 async def test_the_prefill_is_the_same_call_less_what_shapes_more_than_one_token():
