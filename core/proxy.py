@@ -3,6 +3,7 @@
 import gc
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Final
 
 import structlog
 import trio
@@ -35,6 +36,9 @@ from core.settings import Settings
 
 log = structlog.stdlib.get_logger()
 
+#: For clients to be answered that wait for something which headrace's end has ended.
+_LAST_ANSWERS: Final = 0.5
+
 
 class Proxy:
     """What plugins see of the proxy (`register_routes`, `run_service`): its settings and its fleet."""
@@ -50,6 +54,8 @@ class Proxy:
         self._routing = Routing(registry, settings.routing)
         placer = Placer(registry, self.fleet, self._routing)
         path = Path(registry, placer, self._metrics, retries=settings.routing.retries)
+        #: Requests beside the hottest route.
+        self._asked, self._answered = 0, trio.lowlevel.ParkingLot()
         self._clients = Clients(settings.server.stall_timeout)
         #: Runs a part of a call, for `begin_attempt`: `reply, outcome = await proxy.leg(call)`, see `core.path.Path.leg`.
         self.leg = path.leg
@@ -71,8 +77,27 @@ class Proxy:
         """One HTTP request. Cancellation ends its call on the worker at once."""
         if scope["path"] == PATH:
             await self._generate(scope, receive, send)
-        else:
+            return
+        self._asked += 1
+        try:
             await self._routes(scope, receive, send)
+        finally:
+            self._asked -= 1
+            self._answered.unpark_all()
+
+    #: What a server calls: see `core.serving.asgi.Ending`.
+    __call__ = asgi
+
+    def stop(self) -> None:
+        """Headrace is going to end: a weight update that only prepares is given up, and whoever waits for it is told."""
+        self.administration.updates.stop()
+
+    async def end(self) -> None:
+        """End the administration, see there, and give its clients the time to get their answers."""
+        await self.administration.end()
+        with trio.move_on_after(_LAST_ANSWERS):
+            while self._asked:
+                await self._answered.park()
 
     def preview(self, call: Call) -> Choice:
         """Where the call would go now. Nothing follows from it. Raises: `CallError`, when it could go nowhere."""
@@ -116,6 +141,7 @@ async def open_proxy(settings: Settings, registry: Registry | None = None) -> As
         for name, service in services:
             nursery.start_soon(proxy.run_service, name, service)
         yield proxy
+        await proxy.administration.end()
         nursery.cancel_scope.cancel()
 
 
@@ -124,7 +150,7 @@ async def open_asgi(settings: Settings, registry: Registry | None = None) -> Asy
     """`open_proxy`, as what an ASGI host wants of it, in a process that does nothing else. Raises as it does."""
     async with open_proxy(settings, registry) as proxy:
         _spare_the_collector()
-        yield proxy.asgi
+        yield proxy
 
 
 def _spare_the_collector() -> None:

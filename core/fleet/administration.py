@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import structlog
 import trio
@@ -28,6 +28,9 @@ from core.settings import AdministrationSettings
 log = structlog.stdlib.get_logger()
 T = TypeVar("T")
 
+#: For workers to be resumed when headrace ends.
+_LAST_SECONDS: Final = 2.0
+
 
 class Administration:
     """`pausing`, `updating` and `updates` act on workers that `select` has given; `run` must be running."""
@@ -45,16 +48,32 @@ class Administration:
         self.updating = Updating(settings, self._operations, self._standings, self.pausing, self.journal)
         transaction = Transaction(settings, self._standings, self.pausing, self.updating, self.journal)
         self.updates = Updates(self._operations, transaction, self.journal, transports)
+        self._work, self._stopped = trio.CancelScope(), trio.Event()
         self._latecomers = Latecomers(self._standings, self._operations, self.pausing, self.updates)
 
     async def run(self) -> None:
         """Run the operations, end the leases, write the journal. Cancellation ends the operations where they stand."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.journal.run)
-            nursery.start_soon(self._operations.run)
-            nursery.start_soon(self.updates.run)
-            nursery.start_soon(self._latecomers.run)
-            nursery.start_soon(self._end_leases)
+            with self._work:
+                async with trio.open_nursery() as working:
+                    working.start_soon(self._operations.run)
+                    working.start_soon(self.updates.run)
+                    working.start_soon(self._latecomers.run)
+                    working.start_soon(self._end_leases)
+            self._stopped.set()
+
+    async def end(self) -> None:
+        """End the operations where they stand, tell whoever waits for them, and resume those that headrace has paused for an update, and
+        whose weights are whole. Lasts some seconds at most.
+
+        Cancellation: who wasn't resumed yet stays paused; the journal has it.
+        """
+        self.updates.stop()
+        self._work.cancel()
+        with trio.move_on_after(_LAST_SECONDS):
+            await self._stopped.wait()
+            await self.pausing.leave(self._there(self._fleet.workers.values()))
 
     def select(self, *, worker: str = "", cohort: str = "", model: str = "", update: bool = False, by: str = "") -> list[Worker]:
         """One worker, the members of a cohort, or the workers of a model, that are there, in rank order. Their leases begin anew.

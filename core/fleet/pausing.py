@@ -9,7 +9,7 @@ import trio
 from core.errors import CallError
 from core.fleet.control import ControlFailed, PauseMode, WorkerControl
 from core.fleet.operations import FleetFailed, Operation, Operations, told
-from core.fleet.standing import Standings
+from core.fleet.standing import Standing, Standings
 from core.fleet.worker import Worker
 from core.settings import AdministrationSettings
 
@@ -131,6 +131,12 @@ class Pausing:
         self._standings.note_frozen()
         return resumed.failures
 
+    async def leave(self, workers: Sequence[Worker]) -> None:
+        """Headrace ends: resume those that it has paused for an update, and whose weights are whole. Nothing else may run on them."""
+        frozen = [worker for worker in workers if self._is_frozen(self._standings.of(worker))]
+        if frozen:
+            await self.start_again(Operation("left_paused", frozen, "headrace"), frozen)
+
     async def resume(self, workers: Sequence[Worker], *, by: str) -> None:
         """Resume every worker but the quarantined ones. Those that fail stay paused, the others go on.
 
@@ -195,6 +201,9 @@ class Pausing:
             return not any(paused.good.values())
 
         return await self._operations.do("wake_up", workers, work, by=by, same=" ".join(tags))
+
+    def _is_frozen(self, standing: Standing) -> bool:
+        return (standing.paused == "update" or standing.left_frozen) and not (standing.updating or standing.failed or standing.asleep)
 
     def _is_still(self, worker: Worker) -> bool:
         standing = self._standings.of(worker)

@@ -68,6 +68,8 @@ class Update:
         self.phase: Phase = "preparing"
         #: Somebody has given it up.
         self.given_up_by = ""
+        #: Headrace ends before anybody was asked to take the weights.
+        self.stopped = False
         #: What ends then.
         self.scopes: list[trio.CancelScope] = []
         #: The update that has begun before it though it was asked for later.
@@ -115,6 +117,13 @@ class Update:
         for scope in self.scopes:
             scope.cancel()
 
+    def stop(self) -> None:
+        """Headrace ends: so does this, unless workers are in the middle of getting their weights."""
+        if self.phase in ("preparing", "pausing"):
+            self.stopped = True
+            for scope in self.scopes:
+                scope.cancel()
+
     def give_up(self, by: str) -> None:
         """End it where it can be ended: before workers get their weights, or while they do, and are broken then."""
         self.given_up_by = by
@@ -122,12 +131,14 @@ class Update:
             scope.cancel()
 
     def demand_wanted(self) -> None:
-        """Raises: `CallError` (409) when it was overtaken or given up."""
+        """Raises: `CallError` (409) when it was overtaken or given up; `NoWorker` when headrace ends."""
         if later := self.overtaken_by:
             text = f"update: overtaken by that to version {later.request.version!r} ({later.id}), asked for later"
             raise CallError(HTTPStatus.CONFLICT, text)
         if self.given_up_by:
             raise CallError(HTTPStatus.CONFLICT, f"update: given up by {self.given_up_by}")
+        if self.stopped:
+            raise NoWorker("update: headrace ends; nobody got the weights")
 
     def note(self) -> dict[str, Any]:
         """What the journal says of it, beside the operation's outcome."""

@@ -61,7 +61,7 @@ class Transaction:
             for worker, failure in failed.failures.items():
                 update.fail(worker, f"it couldn't be paused: {failure.reason}")
             raise
-        if update.given_up_by:
+        if update.given_up_by or update.stopped:
             await self._pausing.start_again(operation, paused)
             update.demand_wanted()
         for worker in workers:

@@ -44,6 +44,7 @@ class Updates:
         self._updates: dict[str, Update] = {}
         #: Told of each that has ended.
         self.ended: Callable[[Update], None] = lambda _: None
+        self._stopped = False
         #: Those of headraces before this one.
         self._past = past_updates(journal)
         self._send, self._receive = trio.open_memory_channel[Update](math.inf)
@@ -60,7 +61,8 @@ class Updates:
         The same request while it runs or waits gives the same update, unless another one was asked for since. `again` is the number of
         the weights when others have them already.
 
-        Raises: `BadRequest`, which names the key; `CallError`: 500 for a fault of the transport, 409 while an update by steps is open.
+        Raises: `BadRequest`, which names the key; `CallError`: 500 for a fault of the transport, 409 while an update by steps is open,
+        503 after `stop`.
         """
         transport = self.transports.get(request.transport)
         if transport is None:
@@ -70,12 +72,21 @@ class Updates:
         running = self.running(workers)
         if running and _digest(running[-1].request) == _digest(request) and running[-1].workers == tuple(workers):
             return running[-1]
+        if self._stopped:
+            raise NoWorker("update: headrace ends")
         self._transaction.demand_closed(request, workers)
         update = Update(secrets.token_hex(4), request, transport, options, workers, by, again)
         self._remember(update)
         self._journal.add("update_asked", [worker.id for worker in workers], by=by, **update.note())
         self._send.send_nowait(update)
         return update
+
+    def stop(self) -> None:
+        """Headrace is going to end: give up those that have not come to the weights, and take no others."""
+        self._stopped = True
+        for update in self._updates.values():
+            if not update.done.is_set():
+                update.stop()
 
     def running(self, workers: Iterable[Worker]) -> list[Update]:
         """Those that run on one of these workers, or wait to, in their order."""

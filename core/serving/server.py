@@ -21,7 +21,7 @@ import trio
 
 from core.beside import beside
 from core.serving.application import dispatch, reason
-from core.serving.asgi import ASGIApp, Open
+from core.serving.asgi import ASGIApp, Ending, Open
 from core.serving.connections import Connections
 
 #: For what is left of requests and for the proxy to close: workers are told, plugins end. Then the process ends where it stands.
@@ -149,9 +149,14 @@ class _Server:
                 connections.accept(self._listener)
                 sys.stderr.write(f"headrace listening on http://{f'[{host}]' if ':' in host else host}:{port}\n")
                 await self._stop.wait()
+                if isinstance(proxy, Ending):
+                    proxy.stop()
                 self._grace.deadline = trio.current_time() + self._options.shutdown_timeout
                 with self._grace:
                     await connections.finish()
+                faulthandler.dump_traceback_later(_CLOSE_GRACE, exit=True)
+                if isinstance(proxy, Ending):
+                    await proxy.end()
             finally:
                 faulthandler.dump_traceback_later(_CLOSE_GRACE, exit=True)
                 nursery.cancel_scope.cancel()

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -53,7 +54,7 @@ def scripted() -> Iterator[Pair]:
 
 
 def asked(version: str, **more: Any) -> dict[str, Any]:
-    return {"version": version, "transport": "filesystem", "path": f"/checkpoints/{version}", **more}
+    return {"version": version, "transport": "filesystem", "path": f"/checkpoints/{version}"} | more
 
 
 def update(proxy: RunningProxy, version: str, **more: Any) -> httpx.Response:
@@ -208,6 +209,54 @@ def test_the_terminal_shows_an_update_and_its_end(pair: Pair):
     bad = run("-o", "path=/elsewhere/7")
     assert (bad.returncode, "is not under" in bad.stderr) == (1, True)
     assert proxy.states() == {"w0": "ready", "w1": "ready"}
+
+
+def test_an_update_that_only_prepares_holds_up_no_end(tmp_path: Path):
+    settings = f'[probe]\ninterval = 0.1\n[plugins.weights-filesystem]\nallowed_paths = ["{tmp_path}"]\n'
+    with workers.stand_in() as worker, headrace(worker, settings=settings) as proxy, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(update, proxy, "7", path=f"{tmp_path}/7")
+        wait_for(lambda: get(proxy, "/fleet/updates")["updates"])
+        began = time.monotonic()
+        proxy.send_signal(signal.SIGTERM)
+        assert (answer.result().status_code, answer.result().json()["error"]["message"]) == (
+            503,
+            "update: headrace ends; nobody got the weights",
+        )
+        assert proxy.ended() == 0
+        assert time.monotonic() - began < 10  # and not the 30 seconds of shutdown_timeout
+        assert are_paused(worker) == [False]
+
+
+@pytest.mark.real
+def test_an_end_while_workers_pause_leaves_nobody_paused(scripted: Pair):
+    proxy, *both = scripted
+    with ThreadPoolExecutor(2) as pool:
+        long = pool.submit(call, proxy, body([Behaviour.SLOW, 5], 100))
+        wait_for(lambda: proxy.in_flight() == 1)
+        answer = pool.submit(update, proxy, "7", mode="wait")
+        wait_for(lambda: [one["phase"] for one in get(proxy, "/fleet/updates")["updates"]] == ["pausing"])
+        proxy.send_signal(signal.SIGTERM)
+        assert answer.result().status_code == 503
+        assert long.result().status_code == 200
+        assert proxy.ended() == 0
+    assert are_paused(*both) == [False, False]
+    assert [calls(worker, "reload_weights") for worker in both] == [[], []]
+
+
+@pytest.mark.real
+def test_an_end_in_the_middle_of_an_update_is_told_to_whoever_waits_and_runs_nobody_on_half_of_the_weights():
+    if reason := workers.why_not("scripted"):
+        pytest.skip(f"no scripted worker here: {reason}")
+    settings = f"{SETTINGS}[server]\nshutdown_timeout = 0.5\n"
+    with workers.scripted() as worker, headrace(worker, settings=settings) as proxy, ThreadPoolExecutor(1) as pool:
+        worker.order("script_stall", "reload_weights", 4.0)
+        answer = pool.submit(update, proxy, "7")
+        wait_for(lambda: calls(worker, "reload_weights"))
+        proxy.send_signal(signal.SIGTERM)
+        assert answer.result().status_code == 503
+        assert "headrace ends; nobody knows how far the workers came" in answer.result().json()["error"]["message"]
+        assert proxy.ended() == 0
+        assert are_paused(worker) == [True]
 
 
 @pytest.mark.real
