@@ -106,6 +106,7 @@ def test_every_kind_and_option_of_structured_outputs_goes_over_grpc_or_is_a_need
 #: Fields of a call that are on its way, but not for the worker.
 OURS = {
     "role",
+    "owner",
     "legs",
     "hold",
     "retries",
