@@ -144,8 +144,8 @@ async def test_calls_are_lost_after_two_certain_failures_or_with_the_worker(monk
     """Once may be a hiccup, and an engine may be busy; but whoever is taken for gone has nobody waiting for it."""
     async with Served(monkeypatch, RUNNING, interval=2.0, failures=3).running() as served:
         begun = trio.current_time()
+        served.connection.answer = ProbeFailed("nobody is there", certain=certain)
         with pytest.raises(WorkerLost, match="nobody is there"), served.worker.serving():
-            served.connection.answer = ProbeFailed("nobody is there", certain=certain)
             await trio.sleep_forever()
         assert trio.current_time() - begun == 2.0 * probes
         assert served.worker.state == "gone"
