@@ -195,8 +195,8 @@ def test_with_events_lost_and_replayed_the_index_is_the_engines(engines):
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(subscription.run)
-                await until(lambda: feed.whole)
-                behind = subscription.counters.batches
+                behind = len(await trio.to_thread.run_sync(engine.payloads))
+                await until(lambda: subscription.counters.batches == behind)  # what was there before has been replayed
                 subscription.lost = frozenset(range(behind + 1, behind + 4))
                 for prompt in prompts:
                     await trio.to_thread.run_sync(engine.generate, prompt)
