@@ -107,7 +107,6 @@ def test_every_kind_and_option_of_structured_outputs_goes_over_grpc_or_is_a_need
 OURS = {
     "role",
     "owner",
-    "owner",
     "legs",
     "hold",
     "retries",
