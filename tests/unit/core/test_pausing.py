@@ -294,8 +294,8 @@ def find(fleet, *states, sleep: bool = False) -> None:
 async def test_workers_that_are_found_paused_at_the_start_go_on_when_nobody_cares_for_them(monkeypatch, autojump_clock, tmp_path, journal):
     lines = []
     monkeypatch.setattr(administration_module.log, "error", lambda event, **fields: lines.append((event, fields)))
-    settings = {"journal": str(tmp_path / "journal.sqlite")} if journal else {}
-    async with administered(lease=100.0, **settings) as fleet:
+    path = str(tmp_path / "journal.sqlite") if journal else ""
+    async with administered(lease=100.0, journal=path) as fleet:
         find(fleet, "paused", "ready", sleep=journal)
         await trio.sleep(99)
         assert fleet.states == ["paused", "ready"]

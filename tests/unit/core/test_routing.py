@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import pytest
 import trio
@@ -118,8 +119,8 @@ def test_a_policy_that_is_named_twice_is_refused():
     [
         (lambda workers: "a", "it returned str instead of a Choice or None"),
         (lambda workers: Choice(answering("b"), "mine"), "it chose b, which is not one of the workers that it was given"),
-        (lambda workers: Choice("a", "mine"), "it chose str, which is not one of the workers that it was given"),
-        (lambda workers: Choice(workers[0], 7), "the reason of its choice is int instead of a text"),
+        (lambda workers: Choice(cast("Any", "a"), "mine"), "it chose str, which is not one of the workers that it was given"),
+        (lambda workers: Choice(workers[0], cast("Any", 7)), "the reason of its choice is int instead of a text"),
         (lambda workers: Choice(workers[0], "mine", 3), "it chose rank 3 of a, which has 0"),
     ],
 )

@@ -103,9 +103,9 @@ async def test_a_body_that_is_declared_too_large_is_refused_before_any_of_it_is_
 
 
 async def test_a_body_is_refused_as_soon_as_it_is_over_the_limit_where_the_server_allows_that():
-    inbox = Early()
+    inbox, message = Early(), {"type": "http.request", "body": b"x" * 6, "more_body": True}
     for _ in range(3):
-        await inbox.put(message := {"type": "http.request", "body": b"x" * 6, "more_body": True})
+        await inbox.put(message)
     with pytest.raises(CallError) as refused:
         await read_body(inbox, limit=10)
     assert refused.value.status == 413
