@@ -13,6 +13,7 @@ from core.wire.generated.grpc.health import v1 as health
 from tests import workers
 from tests.conformance.over_grpc.client import client_of, refusal, request
 from tests.conformance.over_grpc.coverage import exercises
+from tests.workers.scripted_engine import Behaviour
 
 ABORT, WAIT, KEEP = vllm.PauseMode.ABORT, vllm.PauseMode.WAIT, vllm.PauseMode.KEEP
 PAUSED = (Status.UNAVAILABLE, "Generation is paused. Please retry after it resumes.")
@@ -81,7 +82,8 @@ async def test_resuming_what_runs_is_fine(client):
 
 @pytest.mark.parametrize("mode", [vllm.PauseMode.UNSPECIFIED, ABORT])
 async def test_abort_ends_running_calls_with_what_they_have(client, mode):
-    async with client.opened(request(tokens=2000)) as stream:
+    slow = request(prompt=[Behaviour.SLOW, 5], tokens=2000)  # the scripted engine would be through before it hears of the pause
+    async with client.opened(slow) as stream:
         seen = [await stream.recv_message(), await stream.recv_message()]
         await pause(client, mode)
         seen += [message async for message in stream]
