@@ -65,7 +65,9 @@ class Puller:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._agent = nixl_agent(f"headrace-{uuid.uuid4().hex}", nixl_agent_config(backends=["UCX"]))
+        # NIXL's progress thread would spin for as long as the worker lives, a core of its own; looking after a transfer drives it, too.
+        config = nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
+        self._agent = nixl_agent(f"headrace-{uuid.uuid4().hex}", config)
 
     @contextmanager
     def connected(self, metadata: bytes) -> Iterator[str]:

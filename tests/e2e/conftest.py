@@ -12,7 +12,7 @@ from tests.workers import RunningWorker
 Pair = tuple[RunningWorker, RunningWorker]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def two_engines() -> Iterator[Pair]:
     """Two real engines with the tiny model and with every worker extension of ours, `tests.workers.receivers`.
 

@@ -198,4 +198,4 @@ def _offer(there: Connection) -> None:
 
 
 if __name__ == "__main__":
-    print(json.dumps(globals()[sys.argv[1]]()), flush=True)
+    print("result:", json.dumps(globals()[sys.argv[1]]()), flush=True)
