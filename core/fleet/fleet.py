@@ -140,7 +140,7 @@ class Fleet:
             if failure and (failure.certain or failures >= self._probe.failures or worker.state in _ABSENT):
                 down = worker.process.down if worker.process else ""
                 self._set(worker, "starting" if worker.state == "starting" else "gone", down or str(failure))
-            if certain > 1 or failures >= max(self._probe.failures, 2):  # once may be a hiccup, and calls are dear
+            if certain > 1:  # once may be a hiccup, and calls are dear
                 worker.lose_calls()
             with trio.move_on_after(self._probe.interval):
                 await worker.suspected()

@@ -79,7 +79,9 @@ def test_the_trainers_own_error_comes_out_and_the_workers_are_told(came):
 def test_a_trainer_that_dies_leaves_nobody_waiting_and_the_next_one_mends_all(came):
     scenario = came["the_trainer_dies"]
     before, amid = ([re.sub(r"127\S+", "HOST", reason) for reason in reasons] for reasons in scenario["reasons"])
-    assert before == ["the trainer at HOST has gone. This rank has the weights that it had"] * 2
+    # On a busy machine a rank may come so late that it finds nobody at all.
+    missed = re.compile(r"the trainer at HOST (has gone|can't be reached: .*)\. This rank has the weights that it had")
+    assert all(map(missed.fullmatch, before))
     assert amid == ["after 4 of 8 messages: the trainer at HOST has gone. The weights are a mixture now"] * 2
     assert scenario["whole"] == [True, True]
 
