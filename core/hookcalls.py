@@ -36,14 +36,20 @@ def direct(caller: pluggy.HookCaller) -> HookCall:
     functions = [(each.function, each.argnames) for each in implementations]
 
     def first(**arguments: Any) -> Any:
+        pick = arguments.__getitem__
         for function, names in functions:
-            result = function(*[arguments[name] for name in names])
+            result = function(*map(pick, names))
             if result is not None:
                 return result
         return None
 
     def every(**arguments: Any) -> list[Any]:
-        results = [function(*[arguments[name] for name in names]) for function, names in functions]
-        return [result for result in results if result is not None]
+        pick = arguments.__getitem__
+        results: list[Any] = []
+        for function, names in functions:
+            result = function(*map(pick, names))
+            if result is not None:
+                results.append(result)
+        return results
 
     return first if caller.spec and caller.spec.opts.get("firstresult") else every
