@@ -1,18 +1,14 @@
 """The transport `broadcast`: `trainer.py` sends, `worker.py` receives, and headrace tells each rank its place."""
 
-import re
 from collections.abc import Mapping
-from http import HTTPStatus
 from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta, Struct
 
-from core import CallError, ControlFailed, Member, WeightUpdate, WorkerControl, refusing
+from core import Member, WeightUpdate, WorkerControl, refusing
+from plugins.extending import call_extension
 
-#: How an engine says that it has no such method, and how a rank says that it has done nothing yet.
-_NO_METHOD: Final = re.compile(r"no (attribute|method)")
-_NOTHING_DONE: Final = re.compile(r"This rank has the weights that it had")
 _EXTENSION: Final = "plugins.weights_nccl.worker.BroadcastReceiver"
 
 
@@ -47,12 +43,4 @@ class BroadcastTransport:
         """See `core.WeightTransport`. No deadline: the ranks have theirs, and the trainer calls off a round that nobody can finish."""
         place = {"rank_offset": 1 + member.base, "world_size": 1 + update.cohort.ranks}
         kwargs = msgspec.structs.asdict(update.options) | place
-        try:
-            await control.collective_rpc({"method": "receive_broadcast", "kwargs": kwargs})
-        except ControlFailed as failure:
-            if _NO_METHOD.search(failure.reason):
-                text = f"it has no receive_broadcast: start its engine with --worker-extension-cls {_EXTENSION}"
-                raise ControlFailed(member.id, failure.operation, CallError(HTTPStatus.NOT_IMPLEMENTED, text)) from failure
-            if _NOTHING_DONE.search(failure.reason):
-                raise ControlFailed(member.id, failure.operation, CallError(HTTPStatus.BAD_REQUEST, failure.reason)) from failure
-            raise
+        await call_extension(control, _EXTENSION, "receive_broadcast", kwargs)

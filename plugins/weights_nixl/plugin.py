@@ -1,8 +1,6 @@
 """The transport `nixl`: hands what the trainer offers on to the workers, all at once."""
 
-import re
 from collections.abc import Mapping, Sequence
-from http import HTTPStatus
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -10,8 +8,6 @@ from msgspec import Meta, Struct
 
 from core import (
     BadRequest,
-    CallError,
-    ControlFailed,
     Member,
     PluginSettings,
     WeightTransport,
@@ -20,10 +16,8 @@ from core import (
     hookimpl,
     refusing,
 )
+from plugins.extending import call_extension
 
-#: How an engine says that it has no such method, and how a rank says that it has done nothing yet.
-_NO_METHOD: Final = re.compile(r"no (attribute|method)")
-_NOTHING_DONE: Final = re.compile(r"This rank has the weights that it had")
 _EXTENSION: Final = "plugins.weights_nixl.worker.NixlPull"
 
 
@@ -86,17 +80,9 @@ class NixlTransport:
     async def prepare(self, update: WeightUpdate) -> None:
         """See `core.WeightTransport`."""
 
-    async def apply(self, update: WeightUpdate, member: Member, control: WorkerControl) -> None:
+    async def apply(self, update: WeightUpdate, member: Member, control: WorkerControl) -> None:  # noqa: ARG002 - all read the same
         """See `core.WeightTransport`. The worker itself gives up on a trainer that doesn't answer."""
         offer: Offer = update.options
         arguments = {"agent": offer.agent, "memory": offer.memory, "tensors": offer.tensors}
         limits = {"chunk_bytes": self._chunk_bytes, "timeout": self._timeout}
-        try:
-            await control.collective_rpc({"method": "pull_weights_nixl", "kwargs": arguments | limits})
-        except ControlFailed as failure:
-            if _NO_METHOD.search(failure.reason):
-                text = f"it has no pull_weights_nixl: start its engine with --worker-extension-cls {_EXTENSION}"
-                raise ControlFailed(member.id, failure.operation, CallError(HTTPStatus.NOT_IMPLEMENTED, text)) from failure
-            if _NOTHING_DONE.search(failure.reason):
-                raise ControlFailed(member.id, failure.operation, CallError(HTTPStatus.BAD_REQUEST, failure.reason)) from failure
-            raise
+        await call_extension(control, _EXTENSION, "pull_weights_nixl", arguments | limits)
