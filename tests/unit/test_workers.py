@@ -16,6 +16,7 @@ import pytest
 
 from core.wire.generated import inference_pb2 as pb
 from tests import workers
+from tests.proxy import wait_for
 from tests.workers import cache, components, tiny_model
 from tests.workers.launch import flags_of
 from tests.workers.processes import Command, Processes, StartFailed, accepts, free_ports
@@ -34,12 +35,11 @@ with Processes([Command(["sh", "-c", "sleep 1000 & echo $$ $!; wait"], Path(sys.
 
 
 def family_of(log: Path) -> list[int]:
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        if log.exists() and len(pids := log.read_text().split()) == 2:
-            return [int(pid) for pid in pids]
-        time.sleep(0.01)
-    raise TimeoutError(f"{log} names no processes")
+    def pids() -> list[int]:
+        words = log.read_text().split() if log.exists() else []
+        return [int(word) for word in words] if len(words) == 2 else []
+
+    return wait_for(pids)
 
 
 def is_alive(pid: int) -> bool:
@@ -50,10 +50,7 @@ def is_alive(pid: int) -> bool:
 
 
 def wait_until_gone(pids: list[int]) -> None:
-    deadline = time.monotonic() + 10
-    while survivors := [pid for pid in pids if is_alive(pid)]:
-        assert time.monotonic() < deadline, f"{survivors} still run"
-        time.sleep(0.01)
+    wait_for(lambda: not any(map(is_alive, pids)))
 
 
 def test_the_end_of_the_context_ends_grandchildren_too(tmp_path):
@@ -129,7 +126,7 @@ def test_every_worker_answers_on_both_wires_and_is_idle_afterwards(worker):
         over_grpc = generate(request, timeout=60)
     assert over_http["choices"][0]["token_ids"] == list(over_grpc.outputs.token_ids)
     assert len(over_grpc.outputs.token_ids) == 2
-    assert worker.running_requests() == 0
+    wait_for(lambda: worker.running_requests() == 0)
 
 
 def test_options_becomeflags_of():

@@ -16,6 +16,7 @@ import pytest
 
 from core.wire.generated import inference_pb2 as pb
 from tests import workers
+from tests.proxy import wait_for
 from tests.workers import RunningWorker, tiny_model
 from tests.workers.scripted_engine import Behaviour
 
@@ -67,10 +68,7 @@ class Client:
 
     def settled_at(self, requests: int) -> None:
         """Wait until the worker's metrics speak of so many requests."""
-        deadline = time.monotonic() + 10
-        while self.worker.running_requests() != requests:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_for(lambda: self.worker.running_requests() == requests)
 
     def _request(self, prompt: list[int], max_tokens: int, fields: dict[str, Any]) -> pb.GenerateRequest:
         response = pb.ResponseOptions(output_token_ids=True)
@@ -288,8 +286,7 @@ def test_pausing_with_keep_freezes_running_requests_and_queues_new_ones(client):
     next(running)
     client.post("/pause?mode=keep")
     queued = client.unary(PROMPT)
-    while len([event for event in client.worker.engine_events()[since:] if event["event"] == "add"]) < 2:
-        time.sleep(0.01)
+    wait_for(lambda: len([event for event in client.worker.engine_events()[since:] if event["event"] == "add"]) == 2)
     assert not [event for event in client.worker.engine_events()[since:] if event["event"] == "finish"]
     client.post("/resume")
     assert queued.result().outputs.num_tokens == 4
