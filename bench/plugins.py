@@ -9,9 +9,9 @@ import msgspec
 import trio
 
 from bench.machine import facts
+from core.loading import load_plugins
 from core.log import configure_log
 from core.proxy import open_proxy
-from core.registry import load_plugins
 from core.settings import LogSettings, PluginsSettings, Settings
 from core.testing import recording_worker
 

@@ -7,8 +7,9 @@ from functools import partial
 import click
 from msgspec.structs import replace
 
+from core.loading import load_plugins
 from core.proxy import open_asgi
-from core.registry import Registry, load_plugins
+from core.registry import Registry
 from core.remote.fleet import fleet
 from core.remote.route import route
 from core.remote.update import update

@@ -15,6 +15,7 @@ from core.fleet.fleet import Fleet
 from core.fleet.transport import by_name
 from core.hookcalls import is_end
 from core.hookspecs import Choice
+from core.loading import load_plugins
 from core.log import configure_log
 from core.metrics import Metrics
 from core.northbound.administration import add_administration_routes
@@ -27,7 +28,7 @@ from core.northbound.status import add_status_routes
 from core.northbound.updates import add_update_routes
 from core.path import Path
 from core.placement import Placer
-from core.registry import Registry, load_plugins
+from core.registry import Registry
 from core.routes import Routes
 from core.routing import Routing
 from core.serving.asgi import ASGIApp, Receive, Scope, Send

@@ -1,15 +1,10 @@
 """Which plugins there are, in which order their hooks run, and who is to blame when one fails.
 
-Plugins come by entry points of the group `headrace.plugins`, ours and theirs alike. An entry point names a class. Its attribute
-`settings_type` (a `PluginSettings`) makes the constructor take the plugin's own section of the settings, `[plugins.NAME]`; a class
-without one takes nothing and has no section. `enabled_by_default = False` makes it wait for `[plugins] enable`. A policy's `passes`
-says in words which calls it leaves to the next policy (`calls without a session`): who names it last is warned.
+A policy's `passes` says in words which calls it leaves to the next policy (`calls without a session`): who names it last is warned.
 """
 
 import os
-import sys
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from importlib.metadata import EntryPoint, entry_points
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -21,7 +16,8 @@ from msgspec.structs import replace
 from core.errors import CallError, PluginFault, shorten
 from core.hookcalls import HookCall, direct, is_end
 from core.hookspecs import CALL_HOOKS, HOOKS, PROJECT, Choice, HookSpecs
-from core.settings import PluginSettings, PluginsSettings, RoutingSettings, Settings, SettingsError, convert_settings, nearest
+from core.hooktrace import print_after, print_before
+from core.settings import RoutingSettings, SettingsError, nearest
 
 if TYPE_CHECKING:
     from core.call import Call
@@ -30,7 +26,6 @@ if TYPE_CHECKING:
 
 log = structlog.stdlib.get_logger()
 
-GROUP = "headrace.plugins"
 #: Characters of a policy's reason, which goes into a header of each reply.
 _LONGEST_REASON: Final = 500
 #: Hooks that only tell something. Each implementation is called by itself, so that the fault of one hides nothing from another.
@@ -288,7 +283,7 @@ class Registry:
             except pluggy.PluginValidationError as error:
                 raise SettingsError(f"plugin {loaded.name!r} of {loaded.distribution or 'this process'}: {error}") from error
         if self._traced:
-            manager.add_hookcall_monitoring(_print_before, _print_after)
+            manager.add_hookcall_monitoring(print_before, print_after)
         return manager
 
 
@@ -311,85 +306,3 @@ def _problem(choice: Any, call: "Call", workers: "Sequence[Worker]") -> str:
     if rank is not None and rank != call.data_parallel_rank and rank not in ranks:
         return f"it chose rank {rank} of {worker.id}, which has {', '.join(map(str, ranks)) or 'none'}"
     return ""
-
-
-def load_plugins(settings: Settings, *, only: Collection[str] | None = None) -> Registry:
-    """Load the plugins that the settings ask for; of these, `only` those.
-
-    Raises: `SettingsError`, which names the distribution when a plugin can't be imported or its settings are wrong.
-    """
-    found: dict[str, EntryPoint] = {}
-    for entry in entry_points(group=GROUP):
-        if entry.name in found:
-            raise SettingsError(f"plugin {entry.name!r} comes from {_origin(found[entry.name])} and from {_origin(entry)}; uninstall one")
-        found[entry.name] = entry
-    choice = settings.plugins
-    for key, names in (("enable", choice.enable), ("disable", choice.disable), ("", list(choice.sections))):
-        for name in names:
-            if name not in found:
-                raise SettingsError(f"plugins.{key or name}: there is no plugin {name!r}: {nearest(name, list(found))}")
-    for name in only or ():
-        if name not in found:
-            raise SettingsError(f"there is no plugin {name!r}: {nearest(name, list(found))}")
-    wanted = found if only is None else {name: entry for name, entry in found.items() if name in only}
-    registry = Registry(list(_load_all(wanted, choice)), settings.routing.policies)
-    registry.check(settings.routing)
-    registry.enforce(settings.routing.named)
-    return registry
-
-
-def _load_all(found: Mapping[str, EntryPoint], choice: PluginsSettings) -> Iterator[Loaded]:
-    for name, entry in found.items():
-        if name in choice.disable:
-            continue
-        distribution = _origin(entry)
-        try:
-            plugin_type: Any = entry.load()
-        except Exception as error:
-            raise SettingsError(f"plugin {name!r} of {distribution} can't be imported: {type(error).__name__}: {error}") from error
-        if not getattr(plugin_type, "enabled_by_default", True) and name not in choice.enable:
-            continue
-        try:
-            plugin = _make(plugin_type, name, choice.sections.get(name))
-        except SettingsError:
-            raise
-        except Exception as error:
-            raise SettingsError(f"plugin {name!r} of {distribution} can't start: {type(error).__name__}: {error}") from error
-        yield Loaded(name, plugin, distribution, entry.dist.version if entry.dist else "?")
-
-
-def _origin(entry: EntryPoint) -> str:
-    return entry.dist.name if entry.dist else "?"
-
-
-def _make(plugin_type: Callable[..., object], name: str, section: dict[str, Any] | None) -> object:
-    settings_type: type[PluginSettings] | None = getattr(plugin_type, "settings_type", None)
-    path = f"plugins.{name}"
-    if settings_type:
-        return plugin_type(convert_settings(section or {}, settings_type, source="settings", path=path))
-    if section:
-        raise SettingsError(f"{path}: this plugin has no settings")
-    return plugin_type()
-
-
-def _print_before(hook_name: str, hook_impls: object, kwargs: Mapping[str, Any]) -> None:  # noqa: ARG001 - pluggy passes three
-    arguments = ", ".join(f"{name}={_brief(value)}" for name, value in kwargs.items())
-    print(f"hook {hook_name}({arguments})", file=sys.stderr)  # noqa: T201 - a person asked for it
-
-
-def _print_after(outcome: pluggy.Result[Any], hook_name: str, hook_impls: object, kwargs: Mapping[str, Any]) -> None:  # noqa: ARG001
-    # An exception's text may quote what the call holds.
-    result = type(outcome.exception).__name__ if outcome.exception else _brief(outcome.get_result())
-    print(f"hook {hook_name} -> {result}", file=sys.stderr)  # noqa: T201
-
-
-def _brief(value: Any) -> str:
-    """A value without what must not be in a log: prompts, tokens, keys. They are numbers and strings, so none of these is shown."""
-    name = type(value).__name__
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(_brief(item) for item in value)}]"  # pyright: ignore[reportUnknownVariableType]
-    if isinstance(value, Choice):
-        return f"<Choice {value.worker.id}: {value.reason}>"
-    if identity := getattr(value, "id", None):
-        return f"<{name} {identity}>"
-    return repr(value) if isinstance(value, bool | None) else f"<{name}>"

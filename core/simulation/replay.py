@@ -13,10 +13,11 @@ from core.call import Call, SamplingParams
 from core.errors import CallError
 from core.fleet.fleet import Fleet
 from core.fleet.worker import Worker, WorkerInfo
+from core.loading import load_plugins
 from core.metrics import Metrics
 from core.path import Path
 from core.placement import Placer
-from core.registry import Registry, load_plugins
+from core.registry import Registry
 from core.routing import Routing
 from core.settings import Settings, WorkerSettings
 from core.simulation.engine import NOTE, EngineModel, SimulatedEngine, Timing

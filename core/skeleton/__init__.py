@@ -12,7 +12,7 @@ from typing import Final
 
 import click
 
-from core.registry import GROUP
+from core.loading import GROUP
 
 #: As entry points and distributions are named.
 _NAME: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")

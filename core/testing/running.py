@@ -10,8 +10,9 @@ from msgspec import structs
 
 from core.fleet.worker import Worker
 from core.hookspecs import Choice, hookimpl
+from core.loading import load_plugins
 from core.proxy import Proxy, open_proxy
-from core.registry import Loaded, Registry, load_plugins
+from core.registry import Loaded, Registry
 from core.settings import parse_settings
 from core.testing.recording import RecordingLane
 

@@ -7,8 +7,8 @@ import httpx
 import pytest
 import trio
 
+from core.loading import load_plugins
 from core.proxy import open_proxy
-from core.registry import load_plugins
 from core.settings import SettingsError, parse_settings
 from tests.unit.plugins.dynamo.fleet import dynamo
 from tests.workers.processes import free_ports

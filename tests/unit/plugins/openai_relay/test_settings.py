@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from core.registry import load_plugins
+from core.loading import load_plugins
 from core.routes import Routes
 from core.settings import SettingsError, parse_settings
 from plugins.openai_relay import ROUTES, OpenAIRelay, Settings
