@@ -23,7 +23,7 @@ from plugins.reloading import forget_reload
 from plugins.weights_nccl.rounds import Bucket, Group, said
 
 #: Seconds to reach the trainer's store, which is open before a worker hears of it: for a connection, and for torch's greeting over it.
-_CONNECT, _GREET = 20.0, 5.0
+_CONNECT, _GREET = 20.0, 20.0
 #: Seconds for an answer of the store.
 _ANSWER: Final = 60.0
 #: Seconds between two looks whether the trainer has broken off, and for its reason to come when the connection has broken.

@@ -7,6 +7,7 @@ named, and prints what came of each as a line of JSON, `[name, result]`, for `te
 # pyright: reportMissingImports=false
 # What is missing from this project's environment is in the engine's.
 
+import faulthandler
 import json
 import multiprocessing
 import os
@@ -26,6 +27,9 @@ from plugins.publishing import PublishFailed
 from plugins.weights_nccl import worker as worker_module
 from plugins.weights_nccl.trainer import BroadcastPublisher
 from plugins.weights_nccl.worker import BroadcastReceiver
+
+#: Seconds for a scenario, of which the longest takes five; after that it says where it is, and ends.
+_PATIENCE = 200.0
 
 WEIGHTS = {f"layer.{number}": torch.full((1000, 100), float(number)) for number in range(8)}
 
@@ -136,7 +140,7 @@ def served(headrace: Headrace) -> Iterator[str]:
 
 
 def publishing(url: str, **options: Any) -> BroadcastPublisher:
-    return BroadcastPublisher(url, bucket_mib=0, **options)  # a message for each tensor
+    return BroadcastPublisher(url, bucket_mib=0, stall=60.0, timeout=60.0, **options)  # a message for each tensor
 
 
 def failure(publisher: BroadcastPublisher, weights: Mapping[str, Tensor], version: str) -> PublishFailed:
@@ -282,6 +286,7 @@ def the_trainer_cannot_go_on() -> Any:
 
 def the_trainer_dies() -> Any:
     """When somebody has come, and in the middle."""
+    worker_module._GREET = 3.0
     a, b = Rank(), Rank()
     headrace = Headrace({"a": [a.update], "b": [b.update]})
     with served(headrace) as url:
@@ -299,6 +304,7 @@ def the_trainer_dies() -> Any:
 
 def die_when_one_has_come(round_: Any, update: Any, group: Any) -> Any:
     while not round_.size():
+        update.check()
         time.sleep(0.001)
     os._exit(0)
 
@@ -415,4 +421,5 @@ SCENARIOS: tuple[Callable[[], Any], ...] = (
 if __name__ == "__main__":
     for scenario in SCENARIOS:
         if scenario.__name__ in (sys.argv[1:] or scenario.__name__):
+            faulthandler.dump_traceback_later(_PATIENCE, exit=True)
             print(json.dumps([scenario.__name__, scenario()]), flush=True)
