@@ -286,8 +286,9 @@ class HookSpecs:
         """Add HTTP routes.
 
         Runs once, when the proxy opens. `routes.add("POST", "/my/route", handler)`; the handler is `async def (HTTPRequest) -> HTTPReply`
-        and may raise `CallError`. A handler that writes its answer piece by piece goes to `routes.add_streamed`; one whose answer is a
-        worker's own awaits `proxy.relay(exchange)`. May add to `routes`; reads `proxy`, and changes nothing there.
+        and may raise `CallError`; what else it raises is a 500 that names the plugin. A handler that writes its answer piece by piece goes
+        to `routes.add_streamed`; one whose answer is a worker's own awaits `proxy.relay(exchange)`. May add to `routes`; reads `proxy`,
+        and changes nothing there.
 
         Raises: nothing; an error ends the start.
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final
 
+from core.hookcalls import is_end
 from core.registry import Loaded, Registry
 from core.settings import PluginSettings, PluginsSettings, Settings, SettingsError, convert_settings, nearest
 
@@ -47,7 +48,9 @@ def _load_all(found: Mapping[str, EntryPoint], choice: PluginsSettings) -> Itera
         distribution = _origin(entry)
         try:
             plugin_type: Any = entry.load()
-        except Exception as error:
+        except BaseException as error:
+            if is_end(error):
+                raise
             raise SettingsError(f"plugin {name!r} of {distribution} can't be imported: {type(error).__name__}: {error}") from error
         if not getattr(plugin_type, "enabled_by_default", True) and name not in choice.enable:
             continue
@@ -55,7 +58,9 @@ def _load_all(found: Mapping[str, EntryPoint], choice: PluginsSettings) -> Itera
             plugin = _make(plugin_type, name, choice.sections.get(name))
         except SettingsError:
             raise
-        except Exception as error:
+        except BaseException as error:
+            if is_end(error):
+                raise
             raise SettingsError(f"plugin {name!r} of {distribution} can't start: {type(error).__name__}: {error}") from error
         yield Loaded(name, plugin, distribution, entry.dist.version if entry.dist else "?")
 

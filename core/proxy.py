@@ -72,7 +72,7 @@ class Proxy:
         add_pausing_routes(self._routes, self.administration)
         add_routing_routes(self._routes, self._routing, Explainer(registry, self.fleet, placer, path), self.administration.journal)
         registry.call("collect_metrics", registry=self._metrics.registry)
-        registry.call("register_routes", routes=self._routes, proxy=self)
+        registry.register_routes(self._routes, self)
 
     async def asgi(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One HTTP request. Cancellation ends its call on the worker at once."""
@@ -132,7 +132,7 @@ class Proxy:
 async def open_proxy(settings: Settings, registry: Registry | None = None) -> AsyncGenerator[Proxy, None]:
     """Load the plugins, start the fleet and the services, and stop them all when the block ends.
 
-    Raises: `SettingsError`; what a plugin's `register_routes` or `collect_metrics` raises.
+    Raises: `SettingsError`; `PluginFault` for what a plugin raises in a hook that runs once, at the start.
     """
     configure_log(settings.log)
     proxy = Proxy(settings, registry or load_plugins(settings))

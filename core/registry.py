@@ -4,7 +4,8 @@ A policy's `passes` says in words which calls it leaves to the next policy (`cal
 """
 
 import os
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from core.call import Call
     from core.fleet.transport import WeightTransport
     from core.fleet.worker import Worker
+    from core.proxy import Proxy
+    from core.routes import Routes
 
 log = structlog.stdlib.get_logger()
 
@@ -198,13 +201,9 @@ class Registry:
     async def prepare(self, worker: "Worker") -> None:
         """`prepare_worker` of each plugin in turn. Raises: `PluginFault`, whose cause is what the plugin raised."""
         for loaded in self._implementing("prepare_worker"):
-            try:
+            with _blaming(loaded.name, "prepare_worker"):
                 for awaitable in self._alone("prepare_worker", loaded)(worker=worker):
                     await awaitable
-            except BaseException as error:
-                if is_end(error):
-                    raise
-                raise PluginFault(loaded.name, "prepare_worker", error) from error
 
     def implements(self, hook: str) -> bool:
         """Whether some plugin implements the hook."""
@@ -242,18 +241,26 @@ class Registry:
             "hooks": {hook: names for hook, names in called.items() if names},
         }
 
-    def services(self, proxy: Any) -> list[tuple[str, Callable[[], Awaitable[None]]]]:
-        """What `run_service` returns, by the plugin's name."""
+    def register_routes(self, routes: "Routes", proxy: "Proxy") -> None:
+        """`register_routes` of each plugin, whose routes they then are. Raises: `PluginFault`."""
+        for loaded in self._implementing("register_routes"):
+            with _blaming(loaded.name, "register_routes"), routes.owned_by(loaded.name):
+                self._alone("register_routes", loaded)(routes=routes, proxy=proxy)
+
+    def services(self, proxy: "Proxy") -> list[tuple[str, Callable[[], Awaitable[None]]]]:
+        """What `run_service` returns, by the plugin's name. Raises: `PluginFault`."""
         found: list[tuple[str, Callable[[], Awaitable[None]]]] = []
         for loaded in self._implementing("run_service"):
-            found += [(loaded.name, service) for service in self._alone("run_service", loaded)(proxy=proxy)]
+            with _blaming(loaded.name, "run_service"):
+                found += [(loaded.name, service) for service in self._alone("run_service", loaded)(proxy=proxy)]
         return found
 
     def transports(self) -> "list[tuple[str, WeightTransport]]":
-        """What `weight_transports` returns, each with the plugin's name."""
+        """What `weight_transports` returns, each with the plugin's name. Raises: `PluginFault`."""
         found: list[tuple[str, WeightTransport]] = []
         for loaded in self._implementing("weight_transports"):
-            found += [(loaded.name, transport) for some in self._alone("weight_transports", loaded)() for transport in some]
+            with _blaming(loaded.name, "weight_transports"):
+                found += [(loaded.name, transport) for some in self._alone("weight_transports", loaded)() for transport in some]
         return found
 
     def _implementing(self, hook: str) -> list[Loaded]:
@@ -285,6 +292,17 @@ class Registry:
         if self._traced:
             manager.add_hookcall_monitoring(print_before, print_after)
         return manager
+
+
+@contextmanager
+def _blaming(plugin: str, hook: str) -> Generator[None, None, None]:
+    """Whatever a hook beside a call's path raises is the plugin's fault. Raises: `PluginFault`."""
+    try:
+        yield
+    except BaseException as error:
+        if is_end(error):
+            raise
+        raise PluginFault(plugin, hook, error) from error
 
 
 def _implementations(manager: pluggy.PluginManager, hook: str) -> list[str]:

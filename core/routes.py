@@ -3,22 +3,27 @@
 Quart serves them; nobody but this module knows.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from contextlib import contextmanager
 from typing import Any, Literal, cast
 from urllib.parse import parse_qsl
 
 import msgspec
+import structlog
 from msgspec import Struct, field
 from quart import Response, request
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 from werkzeug.routing import RequestRedirect
 
-from core.errors import BadRequest, CallError, ClientGone, NotFound
+from core.errors import BadRequest, CallError, ClientGone, NotFound, PluginFault
+from core.hookcalls import is_end
 from core.northbound.answering import echoed_id, send_error
 from core.northbound.headers import decode_headers
 from core.serving.asgi import ASGIApp, Message, Receive, Scope, Send
 from core.serving.client import read_body
+
+log = structlog.stdlib.get_logger()
 
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
 
@@ -86,13 +91,17 @@ StreamHandler = Callable[[Exchange], Awaitable[None]]
 class Routes:
     """Where handlers are added; an ASGI application of its own.
 
-    A handler may raise `CallError`, which becomes vLLM's error body.
+    A handler may raise `CallError`, which becomes vLLM's error body. Anything else that it raises is logged, and becomes a 500 that names
+    whose fault it is.
     """
 
     def __init__(self, *, max_body_bytes: int, body_timeout: float = 60.0) -> None:
         self._max_body_bytes = max_body_bytes
         self._body_timeout = body_timeout
-        self._streamed: dict[tuple[str, str], StreamHandler] = {}
+        #: The plugin that adds routes now; empty for the core.
+        self._owner = ""
+        #: With their plugins.
+        self._streamed: dict[tuple[str, str], tuple[StreamHandler, str]] = {}
         #: By the name of the route in Quart's map.
         self._handlers: dict[str, Handler] = {}
         self._quart = QuartTrio("headrace")
@@ -115,15 +124,22 @@ class Routes:
         except CallError as error:
             await send_error(send, error, echoed_id(headers))
             return
-        if handler := self._streamed.get((scope["method"], scope["path"])):
-            await self._stream(handler, scope, headers, body, receive, send)
+        if streamed := self._streamed.get((scope["method"], scope["path"])):
+            await self._stream(*streamed, scope, headers, body, receive, send)
         else:
             # Quart's types know ASGI as closed sets of typed dictionaries; ours are open mappings.
             await cast("ASGIApp", self._quart)(scope, _after(body, receive), send)
 
     async def _stream(
-        self, handler: StreamHandler, scope: Scope, headers: Mapping[str, str], body: bytes, receive: Receive, send: Send
+        self, handler: StreamHandler, owner: str, scope: Scope, headers: Mapping[str, str], body: bytes, receive: Receive, send: Send
     ) -> None:
+        begun = False
+
+        async def begin(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
         try:
             request_ = HTTPRequest(
                 method=scope["method"],
@@ -133,11 +149,22 @@ class Routes:
                 body=body,
                 parameters={},
             )
-            await handler(Exchange(request_, scope["query_string"], scope["http_version"], receive, send))
+            with _blaming(owner, f"{request_.method} {request_.path}"):
+                await handler(Exchange(request_, scope["query_string"], scope["http_version"], receive, begin))
         except ClientGone:
             return
         except CallError as error:
-            await send_error(send, error, echoed_id(headers))
+            if not begun:  # else the server sees that the answer is not whole, and breaks it off
+                await send_error(send, error, echoed_id(headers))
+
+    @contextmanager
+    def owned_by(self, plugin: str) -> Generator[None, None, None]:
+        """The scope in which a plugin adds its routes: what their handlers do wrong is its fault."""
+        self._owner = plugin
+        try:
+            yield
+        finally:
+            self._owner = ""
 
     def add_streamed(self, method: Method, path: str, handler: StreamHandler) -> None:
         """Serve `path`, without parameters, by a handler that writes the answer itself.
@@ -148,7 +175,7 @@ class Routes:
         Raises: `ValueError` when somebody serves it already.
         """
         self._check_free(method, path)
-        self._streamed[method, path] = handler
+        self._streamed[method, path] = handler, self._owner
 
     def is_served(self, method: Method, path: str) -> bool:
         """Whether somebody serves it."""
@@ -165,10 +192,15 @@ class Routes:
         Raises: `ValueError` when somebody serves it already.
         """
         self._check_free(method, path)
+        owner = self._owner
+
+        async def handle(request_: HTTPRequest) -> HTTPReply:
+            with _blaming(owner, f"{method} {path}"):
+                return await handler(request_)
 
         async def view(**parameters: str) -> Response:
             return _response(
-                await handler(
+                await handle(
                     HTTPRequest(
                         method=request.method,
                         path=request.path,
@@ -182,7 +214,7 @@ class Routes:
                 )
             )
 
-        self._handlers[f"{method} {path}"] = handler
+        self._handlers[f"{method} {path}"] = handle
         self._quart.add_url_rule(path, f"{method} {path}", view, methods=[method], provide_automatic_options=False)
 
     async def ask(self, request: HTTPRequest) -> HTTPReply:
@@ -198,6 +230,21 @@ class Routes:
         if (handler := self._handlers.get(name)) is None:
             raise NotFound(f"there is no route {request.method} {request.path}")
         return await handler(msgspec.structs.replace(request, parameters=parameters))
+
+
+@contextmanager
+def _blaming(plugin: str, route: str) -> Generator[None, None, None]:
+    """The scope of a handler: what it raises beside `CallError` is the plugin's fault, or headrace's own."""
+    try:
+        yield
+    except CallError:
+        raise
+    except BaseException as error:
+        if is_end(error):
+            raise
+        log.exception("route.failed", route=route, plugin=plugin)
+        fault = PluginFault(plugin, route, error) if plugin else CallError(500, f"{route}: a fault of headrace: {type(error).__name__}")
+        raise fault from error
 
 
 def _after(body: bytes, receive: Receive) -> Receive:
@@ -235,6 +282,6 @@ async def _not_allowed(error: Exception) -> Response:
 
 
 async def _other(error: Exception) -> Response:
-    """Whatever else Quart answers; a handler's fault, which it has logged, among them."""
+    """Whatever else Quart answers."""
     assert isinstance(error, HTTPException)
     return _error(CallError(error.code or 500, f"{request.path}: {error.name}"))

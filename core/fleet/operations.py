@@ -14,6 +14,7 @@ from core.errors import CallError, NoWorker
 from core.fleet.control import ControlFailed, WorkerControl
 from core.fleet.journal import Journal
 from core.fleet.worker import Worker
+from core.hookcalls import is_end
 from core.settings import AdministrationSettings
 
 log = structlog.stdlib.get_logger()
@@ -104,7 +105,9 @@ class Operation:
             except trio.TooSlowError:
                 cause = CallError(HTTPStatus.GATEWAY_TIMEOUT, f"no answer within {deadline:g} s (administration.deadline)")
                 failures[worker] = ControlFailed(worker.id, self.name, cause)
-            except Exception as error:
+            except BaseException as error:
+                if is_end(error):
+                    raise
                 # A fault of ours with one worker must not break off what the others are in the middle of.
                 log.exception("fleet.fault", operation=self.name, worker=worker.id)
                 failures[worker] = ControlFailed(worker.id, self.name, CallError(500, f"a fault of headrace: {type(error).__name__}"))

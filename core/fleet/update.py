@@ -7,6 +7,7 @@ walks through `core.fleet.updating`, with the same rules.
 from collections.abc import Sequence
 from http import HTTPStatus
 
+import structlog
 import trio
 
 from core.errors import CallError
@@ -19,7 +20,10 @@ from core.fleet.progress import Update, UpdateRequest
 from core.fleet.standing import Standings
 from core.fleet.updating import Updating
 from core.fleet.worker import Worker
+from core.hookcalls import is_end
 from core.settings import AdministrationSettings
+
+log = structlog.stdlib.get_logger()
 
 
 class Transaction:
@@ -161,6 +165,12 @@ class _Attempt:
             raise self._failed(control, cause) from error
         except CallError as error:
             raise self._failed(control, error) from error
+        except BaseException as error:
+            if is_end(error):
+                raise
+            log.exception("update.fault", **self._update.note(), worker=member.id)
+            fault = CallError(500, f"a fault of the transport {self._update.transport.name!r}: {type(error).__name__}")
+            raise self._failed(control, fault) from error
         finally:
             progress.seconds = round(trio.current_time() - started, 3)
             if control.answered:

@@ -19,6 +19,7 @@ from core.fleet.progress import Update, UpdateRequest
 from core.fleet.transport import WeightTransport
 from core.fleet.update import Transaction
 from core.fleet.worker import Worker
+from core.hookcalls import is_end
 from core.settings import nearest
 
 log = structlog.stdlib.get_logger()
@@ -174,7 +175,9 @@ class Updates:
             failure = error
         except trio.TooSlowError:
             failure = CallError(HTTPStatus.GATEWAY_TIMEOUT, f"update: the transport {update.transport.name!r} has lost patience")
-        except Exception as error:
+        except BaseException as error:
+            if is_end(error):
+                raise
             log.exception("update.fault", **update.note())
             failure = CallError(500, f"update: a fault of the transport {update.transport.name!r}: {type(error).__name__}")
         if failure:
@@ -198,7 +201,9 @@ def _parse(transport: WeightTransport, request: UpdateRequest) -> Any:
         return transport.parse(request.options)
     except CallError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        if is_end(error):
+            raise
         log.exception("update.fault", transport=transport.name)
         raise CallError(500, f"update: a fault of the transport {transport.name!r}: {type(error).__name__}") from error
 

@@ -18,7 +18,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from core import proxy as proxy_module
 from core.call import Call, Identity, Outcome
-from core.errors import CallError, WorkerLost
+from core.errors import CallError, PluginFault, WorkerLost
 from core.fleet.cohort import Cohort
 from core.fleet.fleet import Fleet
 from core.fleet.worker import Worker
@@ -366,6 +366,31 @@ async def test_hook_register_routes(opened):
     async with opened(Plugin()) as proxy:
         browser = await get(proxy, "/count")
     assert (browser.status, browser.json) == (200, {"workers": 0, "path": "/count"})
+
+
+async def test_hook_register_routes_has_the_plugin_to_blame_for_its_handlers(opened):
+    class Plugin:
+        @hookimpl
+        def register_routes(self, routes: Routes) -> None:
+            async def leave(request: HTTPRequest) -> HTTPReply:
+                raise SystemExit(2)
+
+            routes.add("GET", "/leave", leave)
+
+    async with opened(Plugin()) as proxy:
+        browser = await get(proxy, "/leave")
+        assert (browser.status, browser.json["error"]["message"]) == (500, "plugin 'plugin' failed in GET /leave: SystemExit")
+        assert (await get(proxy, "/live")).status == 200
+
+
+@pytest.mark.parametrize("hook", ["run_service", "weight_transports", "register_routes", "collect_metrics"])
+async def test_a_hook_that_fails_at_the_start_ends_it_with_the_name_of_its_plugin(opened, hook):
+    def fail(self) -> None:
+        raise SystemExit(2)
+
+    with pytest.raises(PluginFault, match=f"plugin 'plugin' failed in {hook}: SystemExit"):
+        async with opened(type("Plugin", (), {hook: hookimpl(fail)})()):
+            pytest.fail("it has started")
 
 
 async def test_hook_list_models(opened):

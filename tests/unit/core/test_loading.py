@@ -39,6 +39,11 @@ class Tuned:
         self.size = settings.size
 
 
+class Exits:
+    def __init__(self) -> None:
+        raise SystemExit(2)
+
+
 class Fails:
     def __init__(self):
         raise ValueError("no GPU here")
@@ -107,6 +112,7 @@ def test_an_error_in_the_plugins_settings_names_key_and_nearest(installed, text,
     [
         ("NoSuchThing", "plugin 'broken' of my-dist can't be imported: AttributeError: "),
         ("Fails", "plugin 'broken' of my-dist can't start: ValueError: no GPU here"),
+        ("Exits", "plugin 'broken' of my-dist can't start: SystemExit: 2"),
     ],
 )
 def test_a_plugin_that_cannot_be_made_is_named_with_its_distribution(installed, attribute, expected):

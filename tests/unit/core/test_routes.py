@@ -8,7 +8,7 @@ from trio.testing import wait_all_tasks_blocked
 from core.errors import BadRequest, CallError, NotFound, NoWorker
 from core.fleet.administration import Administration
 from core.northbound.status import add_status_routes
-from core.routes import HTTPReply, HTTPRequest, Routes
+from core.routes import Exchange, HTTPReply, HTTPRequest, Routes
 from core.settings import AdministrationSettings
 from tests.unit.core.lanes import ScriptedLane, output
 from tests.unit.core.rig import Browser, Rig, make_worker
@@ -129,15 +129,33 @@ async def test_what_a_handler_refuses_is_its_status(routes, error):
     assert browser.headers.get("retry-after") == (None if error.retry_after is None else str(error.retry_after))
 
 
-async def test_a_fault_of_a_handler_is_a_500_in_vllms_words_without_its_text(routes):
-    async def handler(request: HTTPRequest) -> HTTPReply:
-        raise ValueError("secret")
+@pytest.mark.parametrize("fault", [ValueError("secret"), SystemExit("secret")])
+@pytest.mark.parametrize(("owner", "whose"), [("", "a fault of headrace: "), ("mine", "plugin 'mine' failed in GET ")])
+async def test_a_fault_of_a_handler_is_a_500_in_vllms_words_that_says_whose_it_is_without_its_text(routes, owner, whose, fault):
+    async def handle(_: HTTPRequest | Exchange) -> HTTPReply:
+        raise fault
 
-    routes.add("GET", "/x", handler)
+    with routes.owned_by(owner):
+        routes.add("GET", "/x", handle)
+        routes.add_streamed("GET", "/y", handle)
+    for path in ("/x", "/y"):
+        browser = await ask(routes, "GET", path)
+        assert browser.status == 500
+        assert browser.json["error"]["type"] == "InternalServerError"
+        assert whose in browser.json["error"]["message"]
+        assert browser.json["error"]["message"].endswith(f": {type(fault).__name__}")
+    with pytest.raises(CallError, match=whose):
+        await routes.ask(HTTPRequest("GET", "/x", {}, {}, b"", {}))
+
+
+async def test_a_streamed_answer_whose_handler_fails_is_not_answered_twice(routes):
+    async def handle(exchange: Exchange) -> None:
+        await exchange.send({"type": "http.response.start", "status": 200, "headers": []})
+        raise SystemExit(2)
+
+    routes.add_streamed("GET", "/x", handle)
     browser = await ask(routes, "GET", "/x")
-    assert browser.status == 500
-    assert browser.json["error"]["type"] == "InternalServerError"
-    assert b"secret" not in browser.raw
+    assert [message["type"] for message in browser.messages] == ["http.response.start"]
 
 
 @pytest.mark.parametrize("body", [b"{", b"\xff", b"[" * 400 + b"]" * 300])

@@ -256,17 +256,19 @@ async def test_what_every_worker_refuses_half_way_leaves_all_quarantined():
         assert fleet.states == ["ready", "ready"]
 
 
-async def test_a_fault_of_the_transport_is_a_failure_like_any_other():
+@pytest.mark.parametrize("fault", [LookupError("mine"), SystemExit(2)])
+async def test_a_fault_of_the_transport_is_a_failure_like_any_other(fault):
     async with fleet_of() as fleet:
-        fleet.courier.fails["w0"] = [LookupError("mine")]
+        fleet.courier.fails["w0"] = [fault]
         fleet.courier.fails["w1"] = [trio.TooSlowError()]
         update = await fleet.update()
         assert update.failure
-        assert "w0: a fault of headrace: LookupError; w1: the transport 'courier' has lost patience" in update.failure.message
-        fleet.courier.fails["prepare"] = [LookupError("mine")]
+        name, courier = type(fault).__name__, "the transport 'courier'"
+        assert f"w0: a fault of {courier}: {name}; w1: {courier} has lost patience" in update.failure.message
+        fleet.courier.fails["prepare"] = [fault]
         update = await fleet.update()
         assert update.failure
-        assert update.failure.message == "update: a fault of the transport 'courier': LookupError"
+        assert update.failure.message == f"update: a fault of {courier}: {name}"
 
 
 async def test_the_others_of_a_group_are_given_up_when_one_has_failed(autojump_clock):

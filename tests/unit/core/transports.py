@@ -21,7 +21,7 @@ class Courier:
         self.repeatable = repeatable
         self.prepared: list[WeightUpdate] = []
         self.applied: list[tuple[str, str]] = []
-        self.fails: defaultdict[str, list[Exception]] = defaultdict(list)
+        self.fails: defaultdict[str, list[BaseException]] = defaultdict(list)
         self.stalls: dict[str, trio.Event] = {}
 
     def parse(self, options: Mapping[str, Any]) -> Any:
