@@ -29,12 +29,19 @@ class KVEventsConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     max_queue_size: int = 100_000
     topic: str = ""
 
+    def at_rank(self, rank: int) -> Self:
+        """Where a rank publishes: at the port + its number, but for a port of 0. Raises: `OSError` for what has no port (vLLM 0.33)."""
+        replay = self.replay_endpoint and _at_rank(self.replay_endpoint, rank)
+        return replace(self, endpoint=_at_rank(self.endpoint, rank), replay_endpoint=replay)
+
 
 class KVEventPublisher:
     """The sockets; `config` says where they are. Opened on an event loop, which serves the replays."""
 
-    def __init__(self, config: KVEventsConfig, host: str) -> None:
-        self.config = config
+    def __init__(self, config: KVEventsConfig, host: str, rank: int = 0) -> None:
+        """Raises: `OSError` when a rank above 0 has no place in the configuration."""
+        self.config = config.at_rank(rank)
+        self._rank = rank
         self._host = host
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._batches: deque[tuple[int, bytes]] = deque(maxlen=config.buffer_steps)
@@ -67,7 +74,7 @@ class KVEventPublisher:
 
     def publish(self, events: Sequence[dict[str, Any]]) -> None:
         """Send one batch."""
-        payload = msgspec.msgpack.encode([time.time(), events, 0])
+        payload = msgspec.msgpack.encode([time.time(), events, self._rank])
         number, self._next = self._next, self._next + 1
         self._batches.append((number, payload))
         self._publisher.send_multipart([self.config.topic.encode(), number.to_bytes(_NUMBER_BYTES, "big"), payload])
@@ -97,3 +104,12 @@ class KVEventPublisher:
             if number >= start:
                 socket.send_multipart([client, b"", topic, number.to_bytes(_NUMBER_BYTES, "big"), payload])
         socket.send_multipart([client, b"", b"", _END, b""])
+
+
+def _at_rank(endpoint: str, rank: int) -> str:
+    address, _, port = endpoint.rpartition(":")
+    if not rank or port == "0":
+        return endpoint
+    if not port.isdecimal():
+        raise OSError(f"KV events: {endpoint} has no port, so that rank {rank} has no place; use tcp://")
+    return f"{address}:{int(port) + rank}"

@@ -32,7 +32,8 @@ class Options:
     vocab_size: int = 32000
     eos_token_id: int = 256  #: the first id that is not a byte
     max_logprobs: int = 20  #: -1: no limit
-    world_size: int = 1  #: as in `get_world_size`; a collective rpc returns that many results
+    data_parallel_size: int = 1  #: engines of one model, each with a prefix cache and KV events of its own
+    world_size: int = 1  #: GPUs of each of these engines; a collective rpc returns a result for each
     block_size: int = 16  #: of the prefix cache
     cache_blocks: int = 16384  #: kept in the prefix cache; the least recently used goes first
     enable_lora: bool = True

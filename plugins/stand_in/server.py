@@ -7,7 +7,7 @@ import socket
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 import msgspec
@@ -73,7 +73,8 @@ async def serve(options: Options, ending: asyncio.Event, on_ready: Callable[[Rea
         _listen(options.host, options.side_channel_port) as side_socket,
     ):
         ready = Ready(options.host, grpc_socket.getsockname()[1], http_socket.getsockname()[1], os.getpid())
-        async with asyncio.TaskGroup() as tasks, await start_side_channel(engine.handoffs, side_socket), _publishing(engine):
+        handoffs = [rank.handoffs for rank in engine.ranks]
+        async with asyncio.TaskGroup() as tasks, await start_side_channel(handoffs, side_socket), _publishing(engine):
             http = serve_http(create_app(engine), _http_config(http_socket, options), shutdown_trigger=ending.wait)
             tasks.create_task(http, name="http")
             await grpc.start(sock=grpc_socket)
@@ -87,18 +88,21 @@ async def serve(options: Options, ending: asyncio.Event, on_ready: Callable[[Rea
 
 @asynccontextmanager
 async def _publishing(engine: Engine) -> AsyncIterator[None]:
-    """Publish the engine's KV events, if that is wanted."""
+    """Publish the KV events of each rank, if that is wanted."""
     config = engine.options.kv_events
     if config is None or not config.enable_kv_cache_events or config.publisher != "zmq":
         yield
         return
-    with KVEventPublisher(config, engine.options.host) as publisher:
-        engine.prefix_cache.announce = publisher.publish
-        engine.kv_events = publisher.config
+    with ExitStack() as publishers:
+        for rank in engine.ranks:
+            publisher = publishers.enter_context(KVEventPublisher(config, engine.options.host, rank.number))
+            rank.prefix_cache.announce = publisher.publish
+            rank.kv_events = publisher.config
         try:
             yield
         finally:
-            engine.prefix_cache.announce = None
+            for rank in engine.ranks:
+                rank.prefix_cache.announce = None
 
 
 async def _drain(engine: Engine, shutdown_timeout: float) -> None:

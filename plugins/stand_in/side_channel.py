@@ -6,7 +6,7 @@ that goes in between has freed nothing, as with NIXL: the blocks stay until the 
 
 import asyncio
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -19,23 +19,26 @@ class _Request(msgspec.Struct):
     free: str = ""
 
 
-async def start_side_channel(handoffs: Handoffs, listener: socket.socket) -> asyncio.Server:
-    """Answer for the prefill's side, and let the hand-offs say where."""
+async def start_side_channel(ranks: Sequence[Handoffs], listener: socket.socket) -> asyncio.Server:
+    """Answer for the prefill's side, for all of its ranks, and let the hand-offs say where."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while line := await reader.readline():
                 request = msgspec.json.decode(line, type=_Request)
                 if request.free:
-                    handoffs.free(request.free)
-                writer.write(msgspec.json.encode(handoffs.has(request.read) or bool(request.free)) + b"\n")
+                    for handoffs in ranks:
+                        handoffs.free(request.free)
+                there = any(handoffs.has(request.read) for handoffs in ranks)
+                writer.write(msgspec.json.encode(there or bool(request.free)) + b"\n")
                 await writer.drain()
         except (msgspec.MsgspecError, ConnectionError):
             pass
         finally:
             writer.close()
 
-    handoffs.port = listener.getsockname()[1]
+    for handoffs in ranks:
+        handoffs.port = listener.getsockname()[1]
     return await asyncio.start_server(answer, sock=listener)
 
 

@@ -40,6 +40,17 @@ def slow_worker(worker: RunningWorker) -> Iterator[RunningWorker]:
             yield worker
 
 
+@pytest.fixture(scope="session", params=["stand-in", pytest.param("scripted", marks=pytest.mark.real)])
+def two_ranks(request: pytest.FixtureRequest) -> Iterator[RunningWorker]:
+    """Each of the two workers of 0.33 in turn, with two data-parallel ranks of three GPUs each."""
+    kind: Kind = request.param
+    if reason := workers.why_not(kind):
+        pytest.skip(f"no {kind} worker here: {reason}")
+    run = workers.scripted if kind == "scripted" else workers.stand_in
+    with run(data_parallel_size=2, world_size=3) as worker:
+        yield worker
+
+
 @pytest.fixture
 def version(worker: RunningWorker) -> Version:
     """Of the worker that the test runs with: (0, 33), or (0, 31) for the real engine."""

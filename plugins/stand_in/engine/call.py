@@ -46,6 +46,7 @@ class Call:
     prompt: Sequence[int]
     sampling: Sampling
     adapter: Adapter | None = None
+    data_parallel_rank: int | None = None  #: None: any
     salt: str | None = None
     bypass_prefix_cache: bool = False
     truncate_to: int = 0  #: keep the last N prompt tokens; 0: all

@@ -45,6 +45,7 @@ def check(call: Call, options: Options) -> Plan:
     _check_vocabulary("allowed_token_ids", sampling.allowed_token_ids or (), options)
     _check_vocabulary("logit_bias", sampling.logit_bias, options)
     _check_bad_words(sampling, options)
+    _check_rank(call.data_parallel_rank, options)
     return Plan(call, prompt, max_tokens)
 
 
@@ -136,3 +137,9 @@ def _check_bad_words(sampling: Sampling, options: Options) -> None:
         raise invalid(f"{total} tokens in bad words, the most is {MAX_BAD_WORD_TOKENS}")
     for word in sampling.bad_words:
         _check_vocabulary("bad_words", word, options)
+
+
+def _check_rank(rank: int | None, options: Options) -> None:
+    connected = list(range(options.data_parallel_size))
+    if rank is not None and rank not in connected:
+        raise invalid(f"data parallel rank {rank} is not connected to this worker; connected ranks: {connected}")

@@ -8,13 +8,13 @@ from plugins.stand_in.engine.adapters import Adapter, Adapters
 from plugins.stand_in.engine.call import Call, Event, PromptRead, Row
 from plugins.stand_in.engine.checks import Plan, check
 from plugins.stand_in.engine.generation import Generation
-from plugins.stand_in.engine.handoff import Handoffs, cached_remotely, remote_blocks
+from plugins.stand_in.engine.handoff import cached_remotely, remote_blocks
 from plugins.stand_in.engine.model import Context, Distribution, Model
-from plugins.stand_in.engine.prefix_cache import Namespace, PrefixCache
+from plugins.stand_in.engine.prefix_cache import Namespace
+from plugins.stand_in.engine.rank import Rank
 from plugins.stand_in.engine.refusal import EngineDead, Paused, Problem, Refused
 from plugins.stand_in.engine.scheduler import PauseMode, Scheduler
 from plugins.stand_in.engine.weights import Weights
-from plugins.stand_in.kv_events import KVEventsConfig
 from plugins.stand_in.options import Options
 from plugins.stand_in.side_channel import pull
 
@@ -30,11 +30,7 @@ class Engine:
         self.scheduler = Scheduler(options.token_delay)
         self.weights = Weights(options.weight_transfer_backend, options.world_size)
         self.adapters = Adapters(enabled=options.enable_lora, reserved=options.names)
-        self.handoffs = Handoffs(options)
-        self.prefix_cache = PrefixCache(options.block_size, options.cache_blocks)
-        self.kv_events: KVEventsConfig | None = None  #: where they are published, while they are
-        self.prompt_tokens = 0  #: of all calls that made a token
-        self.output_tokens = 0  #: of all calls
+        self.ranks = tuple(Rank(number, options) for number in range(options.data_parallel_size))
         self._model = Model(options.vocab_size)
 
     def admit(self, call: Call) -> Plan:
@@ -47,6 +43,8 @@ class Engine:
     async def run(self, plan: Plan) -> AsyncGenerator[Event, None]:
         """Run an admitted call: `PromptRead` with the first token, then steps, the last of them with the finish.
 
+        A call that names no rank goes to the one with the fewest calls, the first of these.
+
         The first token is a step of its own, then each step has `stream_interval` tokens (vLLM's output processor).
 
         Raises `Paused` (after `PromptRead`, as vLLM 0.33 does), `EngineDead`, or why the server ends its calls. Refused: INTERNAL when the
@@ -54,7 +52,8 @@ class Engine:
         Closing the generator takes the call out of the engine.
         """
         generation = Generation(plan, self.options, lambda context: self._distribution(context, plan.call.adapter))
-        with self.scheduler.enter(plan.call.request_id) as entry:
+        rank = self._rank(plan.call.data_parallel_rank)
+        with self.scheduler.enter(plan.call.request_id, rank.number) as entry:
             try:
                 moving = await self.scheduler.start(entry)
             except Paused:
@@ -62,15 +61,15 @@ class Engine:
                 raise
             if moving and (params := remote_blocks(plan)) and not await pull(params, self.options.kv_transfer_delay):
                 raise Refused(Problem.INTERNAL, "engine failed during generation")
-            prompt = PromptRead(plan.prompt, await self._prefill(plan, generation) if moving else None)
+            prompt = PromptRead(plan.prompt, await self._prefill(plan, generation, rank) if moving else None)
             sent = False
             while generation.finish is None:
                 if moving:
-                    self._forward(generation)
+                    self._forward(generation, rank)
                 else:
                     generation.abort()
                 if generation.finish is not None:
-                    self._complete(plan, generation)
+                    self._complete(plan, generation, rank)
                 if generation.finish is not None or not sent or generation.pending >= plan.call.stream_interval:
                     if not sent:
                         yield prompt
@@ -84,7 +83,12 @@ class Engine:
         with self.utility("pause_generation"):
             await self.scheduler.pause(mode)
             if clear_cache:
-                self.prefix_cache.clear()
+                self.clear_prefix_caches()
+
+    def clear_prefix_caches(self) -> None:
+        """Forget the blocks of every rank."""
+        for rank in self.ranks:
+            rank.prefix_cache.clear()
 
     async def sleep(self, level: int, mode: PauseMode) -> None:
         """Pause, and from level 1 on drop the KV cache and move the weights away; level 2 loses them.
@@ -97,7 +101,7 @@ class Engine:
             await self.scheduler.pause(mode)
             self.scheduler.sleep({"weights", "kv_cache"} if level else set())
             if level:
-                self.prefix_cache.clear()
+                self.clear_prefix_caches()
             if level >= 2:
                 self.weights.lose()
 
@@ -125,32 +129,35 @@ class Engine:
         weights = self.weights.identity + (adapter.weights if adapter else b"")
         return self._model.distribution(context, weights)
 
-    async def _prefill(self, plan: Plan, generation: Generation) -> Sequence[Row] | None:
+    def _rank(self, number: int | None) -> Rank:
+        return self.ranks[number] if number is not None else min(self.ranks, key=lambda rank: sum(self.scheduler.counts(rank.number)))
+
+    async def _prefill(self, plan: Plan, generation: Generation, rank: Rank) -> Sequence[Row] | None:
         call = plan.call
         self._demand_weights()
-        self.prompt_tokens += len(plan.prompt)
+        rank.prompt_tokens += len(plan.prompt)
         reads = not call.bypass_prefix_cache and call.sampling.prompt_logprobs is None
-        found = self.prefix_cache.find(plan.prompt, _namespace(call)) if reads else 0
+        found = rank.prefix_cache.find(plan.prompt, _namespace(call)) if reads else 0
         remote = cached_remotely(plan)
         generation.cached_tokens = found if remote is None else remote
-        self.prefix_cache.store(plan.prompt, _namespace(call))
+        rank.prefix_cache.store(plan.prompt, _namespace(call))
         return await generation.prompt_rows()
 
-    def _forward(self, generation: Generation) -> None:
+    def _forward(self, generation: Generation, rank: Rank) -> None:
         self._demand_weights()
         generation.forward(self.weights.version)
-        self.output_tokens += 1
+        rank.output_tokens += 1
 
     def _demand_weights(self) -> None:
         if self.weights.meta:
             self.scheduler.die()
             raise EngineDead
 
-    def _complete(self, plan: Plan, generation: Generation) -> None:
+    def _complete(self, plan: Plan, generation: Generation, rank: Rank) -> None:
         # The last token was never computed on, so its KV does not exist.
-        self.prefix_cache.store([*plan.prompt, *generation.output[:-1]], _namespace(plan.call))
+        rank.prefix_cache.store([*plan.prompt, *generation.output[:-1]], _namespace(plan.call))
         if generation.finish is not None and generation.finish.reason != "abort":
-            params = self.handoffs.hand_over(plan, generation.cached_tokens)
+            params = rank.handoffs.hand_over(plan, generation.cached_tokens)
             generation.finish = replace(generation.finish, kv_transfer_params=params)
 
 

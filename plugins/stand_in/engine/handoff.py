@@ -16,13 +16,14 @@ from plugins.stand_in.options import Options
 class Handoffs:
     """The prompts whose blocks are kept for another engine, until it has them, or their lease is over.
 
-    `port` is where the other engine asks for them; the server sets it. `clock` reads seconds.
+    `port` is where the other engine asks for them; the server sets it. `rank` is this one's. `clock` reads seconds.
     """
 
-    def __init__(self, options: Options, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, options: Options, rank: int = 0, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.port = 0
         self.expired = 0
         self._options = options
+        self._engine_id = options.instance_id if options.data_parallel_size == 1 else f"{options.instance_id}_dp{rank}"
         self._clock = clock
         self._kept: dict[str, tuple[int, float]] = {}
 
@@ -45,7 +46,7 @@ class Handoffs:
         return {
             "do_remote_prefill": True,
             "do_remote_decode": False,
-            "remote_engine_id": self._options.instance_id,
+            "remote_engine_id": self._engine_id,
             "remote_request_id": request_id,
             "remote_block_ids": [list(range(blocks))],
             "remote_host": self._options.host,

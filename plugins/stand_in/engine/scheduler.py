@@ -28,8 +28,9 @@ class _State(Enum):
 class Entry:
     """One call in the scheduler."""
 
-    def __init__(self, request_id: str) -> None:
+    def __init__(self, request_id: str, rank: int) -> None:
         self.request_id = request_id
+        self.rank = rank
         self.running = False
         self.aborted = False
         self.failure: Refused | None = None
@@ -38,7 +39,7 @@ class Entry:
 
 
 class Scheduler:
-    """The calls of one engine, and whether they move. `delay` is the time that each token takes, in seconds."""
+    """The calls of a worker, on whichever rank, and whether they move. `delay` is the time that each token takes, in seconds."""
 
     def __init__(self, delay: float) -> None:
         self.dead = False
@@ -60,16 +61,16 @@ class Scheduler:
         """Whether something is asleep; true while merely paused, too, as vLLM has it."""
         return self.paused or bool(self.asleep)
 
-    @property
-    def counts(self) -> tuple[int, int]:
-        """How many calls run, and how many wait for their first token."""
-        running = sum(entry.running for entry in self._entries)
-        return running, len(self._entries) - running
+    def counts(self, rank: int) -> tuple[int, int]:
+        """How many calls run on a rank, and how many wait there for their first token."""
+        entries = [entry for entry in self._entries if entry.rank == rank]
+        running = sum(entry.running for entry in entries)
+        return running, len(entries) - running
 
     @contextmanager
-    def enter(self, request_id: str) -> Iterator[Entry]:
+    def enter(self, request_id: str, rank: int) -> Iterator[Entry]:
         """The time that a call spends in the engine. Leaving, by whatever way, takes it out."""
-        entry = Entry(request_id)
+        entry = Entry(request_id, rank)
         self._entries.add(entry)
         self._idle.clear()
         try:

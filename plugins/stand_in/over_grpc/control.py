@@ -12,6 +12,7 @@ from plugins.stand_in.engine.adapters import Adapter
 from plugins.stand_in.engine.engine import Engine
 from plugins.stand_in.engine.refusal import Problem, Refused, invalid
 from plugins.stand_in.engine.scheduler import PauseMode
+from plugins.stand_in.kv_events import KVEventsConfig
 from plugins.stand_in.options import ENGINE_VERSION, PROTO_VERSION
 
 _MODES = {
@@ -42,14 +43,14 @@ class Control(vllm.ControlBase):
             parallelism=vllm.ParallelismInfo(
                 tensor_parallel_size=options.world_size,
                 pipeline_parallel_size=1,
-                data_parallel_size=1,
+                data_parallel_size=options.data_parallel_size,
                 decode_context_parallel_size=1,
                 world_size=options.world_size,
-                data_parallel_size_local=1,
+                data_parallel_size_local=options.data_parallel_size,
             ),
             max_model_len=options.max_model_len,
             kv_block_size=options.block_size,
-            total_kv_blocks=options.cache_blocks,
+            total_kv_blocks=options.data_parallel_size * options.cache_blocks,
             max_running_requests=256,
             max_batched_tokens=8192,
             max_loras=1 if options.enable_lora else 0,
@@ -74,22 +75,8 @@ class Control(vllm.ControlBase):
         )
 
     async def get_kv_event_sources(self, message: vllm.GetKvEventSourcesRequest) -> vllm.GetKvEventSourcesResponse:
-        config = self._engine.kv_events
-        if config is None:
-            return vllm.GetKvEventSourcesResponse()
-        source = vllm.KvEventSource(
-            transport=config.publisher,
-            endpoint=config.endpoint,
-            topic=config.topic,
-            replay_endpoint=config.replay_endpoint or "",
-            data_parallel_rank=0,
-            encoding="msgpack",
-            schema_version=1,
-            buffer_steps=config.buffer_steps,
-            hwm=config.hwm,
-            max_queue_size=config.max_queue_size,
-        )
-        return vllm.GetKvEventSourcesResponse(sources=[source])
+        sources = [_source(rank.number, rank.kv_events) for rank in self._engine.ranks if rank.kv_events]
+        return vllm.GetKvEventSourcesResponse(sources=sources)
 
     async def abort(self, message: vllm.AbortRequest) -> vllm.AbortResponse:
         self._engine.scheduler.abort(set(message.request_ids))
@@ -197,6 +184,21 @@ class Control(vllm.ControlBase):
     def _demand_transfer(self) -> None:
         if not self._engine.options.weight_transfer_backend:
             raise Refused(Problem.PRECONDITION, "weight transfer is not enabled: start the worker with --weight-transfer-backend")
+
+
+def _source(rank: int, config: KVEventsConfig) -> vllm.KvEventSource:
+    return vllm.KvEventSource(
+        transport=config.publisher,
+        endpoint=config.endpoint,
+        topic=config.topic,
+        replay_endpoint=config.replay_endpoint or "",
+        data_parallel_rank=rank,
+        encoding="msgpack",
+        schema_version=1,
+        buffer_steps=config.buffer_steps,
+        hwm=config.hwm,
+        max_queue_size=config.max_queue_size,
+    )
 
 
 def _mode(mode: vllm.PauseMode) -> PauseMode:

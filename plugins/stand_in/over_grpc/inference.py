@@ -9,6 +9,7 @@ from grpclib.server import Stream
 from core.wire.generated import inference_pb2 as pb
 from plugins.stand_in.engine.call import Event, PromptRead
 from plugins.stand_in.engine.engine import Engine
+from plugins.stand_in.engine.rank import parse_rank
 from plugins.stand_in.engine.refusal import invalid
 from plugins.stand_in.over_grpc.reply import add_prompt, add_step
 from plugins.stand_in.over_grpc.request import to_call
@@ -57,11 +58,9 @@ class Inference:
     async def _begin(self, stream: _Stream) -> tuple[pb.GenerateRequest, AsyncGenerator[Event, None]]:
         request = await stream.recv_message()
         assert request is not None
-        rank = _rank(stream)
-        plan = self._engine.admit(to_call(request, self._engine.options, self._engine.adapters))
         # A rank that is none is refused before everything else, one that isn't there only by who would hand the call to it.
-        if rank:
-            raise invalid(f"data parallel rank {rank} is not connected; connected ranks: [0]")
+        rank = _rank(stream)
+        plan = self._engine.admit(to_call(request, self._engine.options, self._engine.adapters, rank))
         return request, self._engine.run(plan)
 
 
@@ -72,8 +71,10 @@ def _add(response: pb.GenerateResponse, event: Event, options: pb.ResponseOption
         add_step(response, event, options, text=options.output_text if options.HasField("output_text") else True)
 
 
-def _rank(stream: _Stream) -> int:
-    value = (stream.metadata or {}).get(RANK, "0")
-    if not (isinstance(value, str) and value.strip().isdigit() and int(value) < 2**32):
+def _rank(stream: _Stream) -> int | None:
+    value = (stream.metadata or {}).get(RANK)
+    if value is None:
+        return None
+    if not isinstance(value, str) or (rank := parse_rank(value)) is None:
         raise invalid(f"{RANK} must be an unsigned 32-bit integer")
-    return int(value)
+    return rank

@@ -18,8 +18,8 @@ from plugins.stand_in.options import Options
 _EXACT = 2**53 - 1
 
 
-def to_call(request: pb.GenerateRequest, options: Options, adapters: Adapters) -> Call:
-    """Read a request. Checks, in vLLM's order: model, prompt, what can't be said, adapter, media.
+def to_call(request: pb.GenerateRequest, options: Options, adapters: Adapters, rank: int | None = None) -> Call:
+    """Read a request; `rank` is the metadata's. Checks, in vLLM's order: model, prompt, what can't be said, adapter, media.
 
     Refused: NOT_FOUND (model, adapter), INVALID, PRECONDITION (LoRA is off).
     """
@@ -38,6 +38,7 @@ def to_call(request: pb.GenerateRequest, options: Options, adapters: Adapters) -
         prompt=encode(request.text) if request.WhichOneof("prompt") == "text" else request.token_ids.ids,
         sampling=sampling,
         adapter=adapter,
+        data_parallel_rank=rank,
         salt=request.kv.cache_salt or None,
         bypass_prefix_cache=request.kv.bypass_prefix_cache,
         truncate_to=request.truncate_prompt_tokens,

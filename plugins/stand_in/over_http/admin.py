@@ -78,7 +78,7 @@ def routes(engine: Engine) -> Blueprint:
     @blueprint.post("/reset_prefix_cache")
     async def reset_prefix_cache() -> Response:
         with engine.utility("reset_prefix_cache"):
-            engine.prefix_cache.clear()
+            engine.clear_prefix_caches()
         return json_response({"success": True})
 
     @blueprint.post("/reset_mm_cache")
@@ -88,8 +88,8 @@ def routes(engine: Engine) -> Blueprint:
 
     @blueprint.get("/get_world_size")
     async def get_world_size() -> Response:
-        _flag("include_dp", default=True)
-        return json_response({"world_size": engine.options.world_size})
+        ranks = len(engine.ranks) if _flag("include_dp", default=True) else 1
+        return json_response({"world_size": ranks * engine.options.world_size})
 
     @blueprint.post("/collective_rpc")
     async def collective_rpc() -> Response:
@@ -101,7 +101,7 @@ def routes(engine: Engine) -> Blueprint:
                 raise ValueError(f"the worker has no method {body.method!r}; the stand-in knows reload_weights")
             path = body.kwargs.get("weights_path", body.args[0] if body.args else None)
             engine.weights.reload(path)
-        return json_response({"results": [None] * engine.options.world_size})
+        return json_response({"results": [None] * len(engine.ranks) * engine.options.world_size})
 
     return blueprint
 

@@ -5,11 +5,12 @@ from contextlib import aclosing
 from typing import Any
 
 import msgspec
-from quart import Blueprint, Request, Response, request
+from quart import Blueprint, Response, request
 
 from plugins.stand_in.engine.call import Event, PromptRead
 from plugins.stand_in.engine.engine import Engine
-from plugins.stand_in.engine.refusal import Refused, invalid
+from plugins.stand_in.engine.rank import parse_rank
+from plugins.stand_in.engine.refusal import Refused
 from plugins.stand_in.over_http.body import Body
 from plugins.stand_in.over_http.errors import json_response, read_json, refused_body
 from plugins.stand_in.over_http.reply import Reply
@@ -25,9 +26,9 @@ def routes(engine: Engine) -> Blueprint:
     @blueprint.post("/inference/v1/generate")
     async def generate() -> Response:
         body = await read_json(request, Body)
-        call = to_call(body, request.headers.get("x-request-id"), engine.options, engine.adapters)
+        rank = parse_rank(request.headers.get("x-data-parallel-rank", ""))  # one that is no number is ignored, as in vllm-rs 0.33.0
+        call = to_call(body, request.headers.get("x-request-id"), engine.options, engine.adapters, rank)
         plan = engine.admit(call)
-        _check_rank(request)
         events = engine.run(plan)
         reply = Reply(body, call.request_id)
         if body.stream:
@@ -59,10 +60,3 @@ async def _stream(events: AsyncGenerator[Event, None], reply: Reply) -> AsyncIte
 
 def _event(value: Any) -> bytes:
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
-
-
-def _check_rank(current: Request) -> None:
-    """vllm-rs 0.33.0 ignores a rank that is no number, and checks it only when it submits the call."""
-    rank = current.headers.get("x-data-parallel-rank", "").strip()
-    if rank.isdigit() and int(rank) != 0:
-        raise invalid(f"data parallel rank {rank} is not connected; connected ranks: [0]")

@@ -1,11 +1,13 @@
 """Models and adapters, health, version, metrics."""
 
 import time
+from collections.abc import Sequence
 
 import msgspec
 from quart import Blueprint, Response, request
 
 from plugins.stand_in.engine.engine import Engine
+from plugins.stand_in.engine.rank import Rank
 from plugins.stand_in.engine.refusal import Problem, Refused, invalid
 from plugins.stand_in.options import ENGINE_VERSION, FRONTEND_VERSION
 from plugins.stand_in.over_http.errors import empty_response, json_response, read_json
@@ -40,11 +42,12 @@ def routes(engine: Engine) -> Blueprint:
 
     @blueprint.get("/load")
     async def load() -> Response:
-        return json_response({"server_load": sum(engine.scheduler.counts)})
+        return json_response({"server_load": sum(sum(engine.scheduler.counts(rank.number)) for rank in engine.ranks)})
 
     @blueprint.get("/kv_event_sources")
     async def kv_event_sources() -> Response:
-        return json_response({"0": msgspec.to_builtins(engine.kv_events)} if engine.kv_events else {})
+        published = {str(rank.number): msgspec.to_builtins(rank.kv_events) for rank in engine.ranks if rank.kv_events}
+        return json_response(published)
 
     @blueprint.get("/metrics")
     async def metrics() -> Response:
@@ -97,17 +100,26 @@ def _success(text: str) -> Response:
 
 
 def _metrics(engine: Engine) -> str:
-    running, waiting = engine.scheduler.counts
-    labels = f'{{model_name="{engine.options.names[0]}",engine="0"}}'
-    families = (
+    """Each family with a series for each rank."""
+    series = [_series(engine, rank) for rank in engine.ranks]
+    lines: list[str] = []
+    for families in zip(*series, strict=True):
+        name, kind, _, _ = families[0]
+        lines.append(f"# TYPE {name} {kind}\n")
+        for rank, (_, _, suffix, value) in zip(engine.ranks, families, strict=True):
+            lines.append(f'{name}{suffix}{{model_name="{engine.options.names[0]}",engine="{rank.number}"}} {value}\n')
+    return "".join(lines) + "# EOF\n"
+
+
+def _series(engine: Engine, rank: Rank) -> Sequence[tuple[str, str, str, float]]:
+    running, waiting = engine.scheduler.counts(rank.number)
+    return (
         ("vllm:num_requests_running", "gauge", "", running),
         ("vllm:num_requests_waiting", "gauge", "", waiting),
-        ("vllm:kv_cache_usage_perc", "gauge", "", engine.handoffs.blocks / max(engine.options.cache_blocks, 1)),
-        ("vllm:nixl_num_kv_expired_reqs", "counter", "_total", engine.handoffs.expired),
-        ("vllm:prompt_tokens", "counter", "_total", engine.prompt_tokens),
-        ("vllm:generation_tokens", "counter", "_total", engine.output_tokens),
-        ("vllm:prefix_cache_queries", "counter", "_total", engine.prefix_cache.queries),
-        ("vllm:prefix_cache_hits", "counter", "_total", engine.prefix_cache.hits),
+        ("vllm:kv_cache_usage_perc", "gauge", "", rank.handoffs.blocks / max(engine.options.cache_blocks, 1)),
+        ("vllm:nixl_num_kv_expired_reqs", "counter", "_total", rank.handoffs.expired),
+        ("vllm:prompt_tokens", "counter", "_total", rank.prompt_tokens),
+        ("vllm:generation_tokens", "counter", "_total", rank.output_tokens),
+        ("vllm:prefix_cache_queries", "counter", "_total", rank.prefix_cache.queries),
+        ("vllm:prefix_cache_hits", "counter", "_total", rank.prefix_cache.hits),
     )
-    lines = [f"# TYPE {name} {kind}\n{name}{suffix}{labels} {value}\n" for name, kind, suffix, value in families]
-    return "".join(lines) + "# EOF\n"

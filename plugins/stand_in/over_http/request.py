@@ -18,8 +18,8 @@ _T = TypeVar("_T")
 _CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
-def to_call(body: Body, request_id: str | None, options: Options, adapters: Adapters) -> Call:
-    """Read a body; `request_id` is the header's, which wins. Raises `Malformed`. Refused: NOT_FOUND (model), INVALID."""
+def to_call(body: Body, request_id: str | None, options: Options, adapters: Adapters, rank: int | None = None) -> Call:
+    """Read a body; `request_id` is the header's, which wins, and so is `rank`. Raises `Malformed`. Refused: NOT_FOUND (model), INVALID."""
     adapter = _adapter(body.model, options, adapters)
     _check(body)
     params = body.sampling_params
@@ -28,6 +28,7 @@ def to_call(body: Body, request_id: str | None, options: Options, adapters: Adap
         prompt=body.token_ids,
         sampling=_sampling(params),
         adapter=adapter,
+        data_parallel_rank=rank,
         salt=body.cache_salt,
         bypass_prefix_cache=bool(params.skip_reading_prefix_cache),
         stream_interval=max(params.stream_interval or 1, options.stream_interval),

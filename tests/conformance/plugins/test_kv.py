@@ -14,8 +14,9 @@ import httpx
 import pytest
 
 from tests import workers
+from tests.conformance.ranks import Ranks
 from tests.proxy import RunningProxy, headrace, wait_for
-from tests.workers import RunningWorker
+from tests.workers import Kind, RunningWorker
 from tests.workers.processes import free_ports
 
 BLOCK = 16
@@ -160,25 +161,32 @@ def test_a_worker_without_events_is_believed_to_have_what_was_sent_there(worker)
         assert route(ask(proxy.url, prompt, cache_salt=salt + "x"))[1] == "kv: 0 of 2 blocks"
 
 
-@pytest.mark.real
-def test_of_a_worker_with_several_ranks_the_one_that_has_the_prompt_is_chosen():
-    if reason := workers.why_not("scripted"):
-        pytest.skip(f"no scripted worker here: {reason}")
-    events, replay = (f"tcp://*:{port}" for port in adjacent_ports(2))
-    with (
-        workers.scripted(data_parallel_size=2, kv_events=events, kv_replay=replay) as worker,
-        headrace(worker, settings=SETTINGS) as proxy,
-    ):
-        prompts = [[60 + number, *PROMPT] for number in range(4)]
+@pytest.mark.parametrize("kind", ["stand-in", pytest.param("scripted", marks=pytest.mark.real)])
+def test_of_a_worker_with_several_ranks_the_one_that_has_the_prompt_is_chosen(kind: Kind):
+    if reason := workers.why_not(kind):
+        pytest.skip(f"no {kind} worker here: {reason}")
+    with publishing_ranks(kind) as worker, headrace(worker, settings=SETTINGS) as proxy:
+        ranks = Ranks(worker)
+        prompts, homes, later = [[60 + number, *PROMPT] for number in range(4)], [], []
         for number, prompt in enumerate(prompts):
             assert route(ask(proxy.url, prompt))[1] == "kv: 0 of 3 blocks"
             wait_for(lambda: metrics(proxy)["blocks", "w0"] == 3 * (number + 1))  # noqa: B023
-        ranks = [event["rank"] for event in worker.engine_events("add")]
-        assert sorted(ranks) == [0, 0, 1, 1]
+            homes.append(ranks.since())
+        assert sorted(homes) == [0, 0, 1, 1]
         for prompt in prompts:
             reply = ask(proxy.url, [*prompt, 8])
             assert (route(reply)[1], cached(reply)) == ("kv: 3 of 3 blocks", 3 * BLOCK)
-        assert [event["rank"] for event in worker.engine_events("add")] == ranks * 2
+            later.append(ranks.since())
+        assert later == homes
+
+
+def publishing_ranks(kind: Kind) -> contextlib.AbstractContextManager[RunningWorker]:
+    """A worker of two ranks, of which the second publishes at the port after that of the first."""
+    events, replay = (f"tcp://*:{port}" for port in adjacent_ports(2))
+    if kind == "scripted":
+        return workers.scripted(data_parallel_size=2, kv_events=events, kv_replay=replay)
+    config = {"enable_kv_cache_events": True, "endpoint": events, "replay_endpoint": replay, "topic": "kv"}
+    return workers.stand_in(data_parallel_size=2, kv_events_config=json.dumps(config))
 
 
 def adjacent_ports(pairs: int) -> list[int]:

@@ -72,7 +72,7 @@ async def test_a_decode_that_is_cancelled_in_the_middle_of_it_frees_nothing():
 
 def test_what_nobody_comes_for_is_freed_when_its_lease_is_over():
     now = [0.0]
-    handoffs = Handoffs(Options(kv_lease=30), lambda: now[0])
+    handoffs = Handoffs(Options(kv_lease=30), clock=lambda: now[0])
     call = Call(request_id="r1", prompt=(1,), sampling=Sampling(), kv_transfer_params={"do_remote_decode": True})
     params = handoffs.hand_over(Plan(call, tuple(range(17)), 1), 0)
     assert params is not None

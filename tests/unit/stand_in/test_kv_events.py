@@ -19,8 +19,9 @@ END = b"\xff" * 8
 
 
 class Subscriber:
-    def __init__(self, context: zmq.asyncio.Context, events: str, replay: str) -> None:
+    def __init__(self, context: zmq.asyncio.Context, events: str, replay: str, rank: int = 0) -> None:
         self._replay = replay
+        self._rank = rank
         self._context = context
         self.socket = context.socket(zmq.SUB)
         self.socket.connect(events)
@@ -34,15 +35,15 @@ class Subscriber:
             await socket.send_multipart([b"", start.to_bytes(8, "big")])
             while (frames := await socket.recv_multipart())[2] != END:
                 assert frames[:2] == [b"", b"kv"]
-                batches.append((int.from_bytes(frames[2], "big"), events_of(frames[3])))
+                batches.append((int.from_bytes(frames[2], "big"), events_of(frames[3], self._rank)))
             assert frames == [b"", b"", END, b""]
         return batches
 
 
-def events_of(payload: bytes) -> list[dict[str, Any]]:
-    timestamp, events, rank = msgspec.msgpack.decode(payload)
+def events_of(payload: bytes, rank: int = 0) -> list[dict[str, Any]]:
+    timestamp, events, published_by = msgspec.msgpack.decode(payload)
     assert isinstance(timestamp, float)
-    assert rank == 0
+    assert published_by == rank
     return events
 
 
@@ -133,3 +134,35 @@ async def test_an_address_that_is_taken_is_an_error():
         with pytest.raises((OSError, ExceptionGroup)):
             async with worker(kv_events=taken):
                 pass
+
+
+@over_asyncio
+async def test_each_rank_publishes_what_it_has_at_a_place_of_its_own():
+    async with worker(kv_events=CONFIG, data_parallel_size=2) as stand_in:
+        for rank, prompt in (("1", PROMPT), ("0", [*range(200, 216), 1])):
+            await stand_in.generate(request(prompt=prompt, tokens=1), x_data_parallel_rank=rank)
+        sources = (await stand_in.control.get_kv_event_sources(vllm.GetKvEventSourcesRequest())).sources
+        assert [source.data_parallel_rank for source in sources] == [0, 1]
+        told = (await stand_in.http.get("/kv_event_sources")).json()
+        assert [told[str(rank)]["endpoint"] for rank in (0, 1)] == [source.endpoint for source in sources]
+        found = []
+        with zmq.asyncio.Context() as context:
+            for source in sources:
+                subscriber = Subscriber(context, source.endpoint, source.replay_endpoint, source.data_parallel_rank or 0)
+                [(_, [stored])] = await subscriber.replayed()
+                found.append(stored["token_ids"])
+                subscriber.socket.close(linger=0)
+        assert found == [list(range(200, 216)), PROMPT[:32]]
+
+
+def test_the_ports_of_a_rank_are_those_of_the_first_and_its_number():
+    config = KVEventsConfig(endpoint="tcp://*:5557", replay_endpoint="tcp://*:5560")
+    second = config.at_rank(2)
+    assert (second.endpoint, second.replay_endpoint) == ("tcp://*:5559", "tcp://*:5562")
+    assert config.at_rank(0) == config
+    free = KVEventsConfig(endpoint="tcp://*:0")
+    assert free.at_rank(1) == free
+    pipe = KVEventsConfig(endpoint="ipc:///tmp/events")
+    assert pipe.at_rank(0) == pipe
+    with pytest.raises(OSError, match="no port"):
+        pipe.at_rank(1)
