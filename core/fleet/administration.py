@@ -13,11 +13,13 @@ from core.fleet.control import WorkerControl
 from core.fleet.current import CurrentWeights
 from core.fleet.fleet import Fleet
 from core.fleet.groups import gaps, in_rank_order
+from core.fleet.joining import Joining
 from core.fleet.journal import Journal
 from core.fleet.latecomers import Latecomers
+from core.fleet.methods import Methods
 from core.fleet.operations import FleetFailed, Operation, Operations
 from core.fleet.pausing import Pausing
-from core.fleet.standing import Standings
+from core.fleet.standings import Standings
 from core.fleet.transport import WeightTransport
 from core.fleet.update import Transaction
 from core.fleet.updates import Updates
@@ -33,7 +35,7 @@ _LAST_SECONDS: Final = 2.0
 
 
 class Administration:
-    """`pausing`, `updating` and `updates` act on workers that `select` has given; `run` must be running."""
+    """`pausing`, `joining`, `updating`, `methods` and `updates` act on workers that `select` has given; `run` must be running."""
 
     def __init__(self, fleet: Fleet, settings: AdministrationSettings, transports: Mapping[str, WeightTransport]) -> None:
         self._fleet = fleet
@@ -45,8 +47,10 @@ class Administration:
         self._operations = Operations(settings, self.journal)
         self._operations.ended = self._ended
         self.pausing = Pausing(settings, self._operations, self._standings)
-        self.updating = Updating(settings, self._operations, self._standings, self.pausing, self.journal)
-        transaction = Transaction(settings, self._standings, self.pausing, self.updating, self.journal)
+        self.joining = Joining(self._operations, self._standings)
+        self.methods = Methods(self._operations, self._standings, self.pausing, self.joining)
+        self.updating = Updating(settings, self._operations, self._standings, self.pausing, self.joining, self.journal)
+        transaction = Transaction(settings, self._standings, self.pausing, self.joining, self.updating, self.journal)
         self.updates = Updates(self._operations, transaction, self.journal, transports)
         self._work, self._stopped = trio.CancelScope(), trio.Event()
         self._latecomers = Latecomers(self._standings, self._operations, self.pausing, self.updates)

@@ -9,7 +9,7 @@ from core.errors import CallError
 from core.fleet.operations import Operation, Operations
 from core.fleet.pausing import Pausing
 from core.fleet.progress import UpdateRequest
-from core.fleet.standing import Standings
+from core.fleet.standings import Standings
 from core.fleet.updates import Updates
 from core.fleet.worker import Worker
 

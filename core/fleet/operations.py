@@ -3,9 +3,11 @@
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from hashlib import blake2b
 from http import HTTPStatus
 from typing import Any, Generic, TypeVar, cast
 
+import msgspec
 import structlog
 import trio
 
@@ -55,6 +57,16 @@ class Answers(Generic[T]):
 def told(failures: "Mapping[Worker, ControlFailed]") -> str:
     """Each worker with its error."""
     return "; ".join(f"{worker.id}: {failure.reason}" for worker, failure in failures.items())
+
+
+def in_rank_order(answers: Answers[list[Any]]) -> list[Any]:
+    """What the ranks have answered, in their order."""
+    return [result for results in answers.good.values() for result in results]
+
+
+def digest(value: Any) -> str:
+    """Equal for equal requests."""
+    return blake2b(msgspec.json.encode(value, order="deterministic"), digest_size=16).hexdigest()
 
 
 _REFUSALS = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND, HTTPStatus.NOT_IMPLEMENTED})

@@ -1,6 +1,6 @@
 """Pausing and resuming a cohort, putting it to sleep and waking it up."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
 
 import structlog
@@ -9,7 +9,8 @@ import trio
 from core.errors import CallError
 from core.fleet.control import ControlFailed, PauseMode, WorkerControl
 from core.fleet.operations import FleetFailed, Operation, Operations, told
-from core.fleet.standing import Standing, Standings
+from core.fleet.standing import Standing
+from core.fleet.standings import Standings
 from core.fleet.worker import Worker
 from core.settings import AdministrationSettings
 
@@ -130,6 +131,12 @@ class Pausing:
             let_go(worker, running=False)
         self._standings.note_frozen()
         return resumed.failures
+
+    async def go_on(self, operation: Operation, workers: Iterable[Worker]) -> None:
+        """Resume, as a part of an operation, those workers that were paused for an update."""
+        paused = [worker for worker in workers if self._standings.of(worker).paused == "update"]
+        if paused:
+            await self.start_again(operation, paused)
 
     async def leave(self, workers: Sequence[Worker]) -> None:
         """Headrace ends: resume those that it has paused for an update, and whose weights are whole. Nothing else may run on them."""

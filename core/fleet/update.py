@@ -13,11 +13,12 @@ import trio
 from core.errors import CallError
 from core.fleet.cohort import Member, instance_of
 from core.fleet.control import ControlFailed, WorkerControl
+from core.fleet.joining import Joining
 from core.fleet.journal import Journal
 from core.fleet.operations import Answers, FleetFailed, Operation
 from core.fleet.pausing import Pausing
 from core.fleet.progress import Update, UpdateRequest
-from core.fleet.standing import Standings
+from core.fleet.standings import Standings
 from core.fleet.updating import Updating
 from core.fleet.worker import Worker
 from core.hookcalls import is_end
@@ -30,18 +31,25 @@ class Transaction:
     """How an update is carried out, as an operation on its workers."""
 
     def __init__(
-        self, settings: AdministrationSettings, standings: Standings, pausing: Pausing, updating: Updating, journal: Journal
+        self,
+        settings: AdministrationSettings,
+        standings: Standings,
+        pausing: Pausing,
+        joining: Joining,
+        updating: Updating,
+        journal: Journal,
     ) -> None:
         self._deadline = settings.deadline
         self._standings = standings
         self._pausing = pausing
+        self._joining = joining
         self._updating = updating
         self._journal = journal
 
     def demand_closed(self, request: UpdateRequest, workers: Sequence[Worker]) -> None:
         """Raises: `CallError` (409) when the update would destroy one that a trainer takes by steps, and doesn't say that it may."""
         if not request.force:
-            self._updating.demand_closed("update", workers, ', or say "force": true')
+            self._standings.demand_closed("update", workers, ', or say "force": true')
 
     async def run(self, update: Update, operation: Operation) -> None:
         """Pause, apply, verify, resume.
@@ -54,7 +62,7 @@ class Transaction:
         workers, request = update.workers, update.request
         self.demand_closed(request, workers)
         if not update.transport.repeatable:
-            self._updating.demand_group(operation, workers)
+            self._joining.demand_group(operation, workers)
         update.phase = "pausing"
         self._standings.rejoin(workers)
         pausing = trio.CancelScope()
@@ -85,7 +93,7 @@ class Transaction:
         whole = [] if applied.good else [worker for worker in applied.refusals if worker.id not in attempt.touched]
         for worker in whole:
             self._standings.take_back(worker, before[worker])
-        await self._updating.go_on(operation, [worker for worker in paused if worker in whole])
+        await self._pausing.go_on(operation, [worker for worker in paused if worker in whole])
         await self._end(update, operation, applied, verified, whole)
 
     async def _end(
@@ -102,7 +110,7 @@ class Transaction:
                 self._quarantine(worker, member, f"update to {update.request.version!r}: {failures[worker].reason}")
         self._renew(update, operation, [*verified.good])
         self._tell(update, failures)
-        await self._updating.go_on(operation, verified.good)
+        await self._pausing.go_on(operation, verified.good)
         if not broken and failures:
             raise FleetFailed(operation.name, failures, "Nothing has changed")
         if failures:

@@ -3,18 +3,16 @@
 import math
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from hashlib import blake2b
 from http import HTTPStatus
 from typing import Any, Final
 
-import msgspec
 import structlog
 import trio
 
 from core.errors import BadRequest, CallError, NotFound, NoWorker
 from core.fleet.history import past_updates
 from core.fleet.journal import Journal
-from core.fleet.operations import Operation, Operations
+from core.fleet.operations import Operation, Operations, digest
 from core.fleet.progress import Update, UpdateRequest
 from core.fleet.transport import WeightTransport
 from core.fleet.update import Transaction
@@ -71,7 +69,7 @@ class Updates:
             raise BadRequest(f"transport: there is no weight transport {request.transport!r}; {known}", param="transport")
         options = _parse(transport, request)
         running = self.running(workers)
-        if running and _digest(running[-1].request) == _digest(request) and running[-1].workers == tuple(workers):
+        if running and digest(running[-1].request) == digest(request) and running[-1].workers == tuple(workers):
             return running[-1]
         if self._stopped:
             raise NoWorker("update: headrace ends")
@@ -206,7 +204,3 @@ def _parse(transport: WeightTransport, request: UpdateRequest) -> Any:
             raise
         log.exception("update.fault", transport=transport.name)
         raise CallError(500, f"update: a fault of the transport {transport.name!r}: {type(error).__name__}") from error
-
-
-def _digest(request: UpdateRequest) -> str:
-    return blake2b(msgspec.json.encode(request, order="deterministic"), digest_size=16).hexdigest()

@@ -16,7 +16,7 @@ from core.errors import BadRequest, CallError
 from core.fleet.administration import Administration
 from core.fleet.cohort import Cohort
 from core.fleet.control import PauseMode
-from core.fleet.updating import REPLACING
+from core.fleet.methods import REPLACING
 from core.fleet.worker import Worker
 from core.northbound.asking import demand_known, demand_no_body, read_body, who
 from core.registry import Registry
@@ -166,7 +166,7 @@ class _Handlers:
         """A trainer that speaks to a worker by itself (`/workers/<id>`) numbers the ranks by itself, too."""
         info = read_body(request, InitBody).init_info
         numbered = _as_it_is(info) if "id" in request.parameters else _numbered(info)
-        await self._administration.updating.join_group(self._workers(request, update=True), numbered, by=who(request))
+        await self._administration.joining.join(self._workers(request, update=True), numbered, by=who(request))
         return HTTPReply.json({"message": "Weight transfer initialized"})
 
     async def start_weight_update(self, request: HTTPRequest) -> HTTPReply:
@@ -186,7 +186,7 @@ class _Handlers:
                 raise
             version, body = translated.pop("weight_version", None), _rpc(translated)
             workers = self._workers(request, update=True)
-            await self._administration.updating.collective_rpc(workers, body, by=who(request), version=version)
+            await self._administration.methods.call(workers, body, by=who(request), version=version)
             return HTTPReply.json({"status": "ok"})
         await self._administration.updating.receive(self._workers(request), info, by=who(request), alone="id" in request.parameters)
         return HTTPReply.json({"message": "Weights updated"})
@@ -220,12 +220,12 @@ class _Handlers:
     async def collective_rpc(self, request: HTTPRequest) -> HTTPReply:
         """Call a method everywhere. One with which the workers join a trainer's group is numbered, as `init_weight_transfer_engine`."""
         body: dict[str, Any] = msgspec.to_builtins(read_body(request, RpcBody))
-        workers, updating = self._workers(request, update=body["method"] in REPLACING), self._administration.updating
+        workers = self._workers(request, update=body["method"] in REPLACING)
         if "id" not in request.parameters and (numbered := self._numbered(body, workers)):
             self._workers(request, update=True)
-            results = await updating.join_group_by_rpc(workers, numbered, by=who(request))
+            results = await self._administration.joining.join_by_method(workers, numbered, by=who(request))
         else:
-            results = await updating.collective_rpc(workers, body, by=who(request))
+            results = await self._administration.methods.call(workers, body, by=who(request))
         return HTTPReply.json({"results": results})
 
     async def abort_requests(self, request: HTTPRequest) -> HTTPReply:

@@ -56,7 +56,7 @@ class Asking:
     async def call_method(self, body: Mapping[str, Any], *, version: str | None) -> None:
         """What `/collective_rpc` does, and label the weights afterwards. Raises: `CallError`."""
         workers = self.workers(update=True)
-        await self._administration.updating.collective_rpc(workers, body, by=who(self.request), version=version)
+        await self._administration.methods.call(workers, body, by=who(self.request), version=version)
 
     async def _ask(self, method: Method, path: str, body: Any, query: Mapping[str, "str | Sequence[str] | None"]) -> Any:
         repeated = {name: [value] if isinstance(value, str) else list(value) for name, value in query.items() if value is not None}

@@ -148,6 +148,7 @@ class AdministeredFleet:
         self.rig = Rig(*self.workers)
         self.administration = Administration(self.rig.fleet, settings, transports)
         self.pausing, self.updating = self.administration.pausing, self.administration.updating
+        self.joining, self.methods = self.administration.joining, self.administration.methods
 
     @staticmethod
     def make(name: str, engine: Engine, ranks: int = 1, model: str = "tiny", instance: str = "1") -> Worker:

@@ -42,7 +42,7 @@ async def by_the_trainers_own_steps(fleet: AdministeredFleet) -> None:
 
 
 async def by_reload(fleet: AdministeredFleet) -> None:
-    await fleet.updating.collective_rpc(fleet.workers, {"method": "reload_weights"}, by="me")
+    await fleet.methods.call(fleet.workers, {"method": "reload_weights"}, by="me")
 
 
 WAYS = [by_transaction, by_the_trainers_own_steps, by_reload]
@@ -61,7 +61,7 @@ async def test_what_replaces_no_weights_lets_nothing_be_forgotten():
     async with administered() as fleet:
         asked = seeing(fleet.workers[0])
         asked_over_http(fleet.workers[1])
-        await fleet.updating.collective_rpc(fleet.workers, {"method": "profile"}, by="me")
+        await fleet.methods.call(fleet.workers, {"method": "profile"}, by="me")
         assert asked == ["/collective_rpc"]
 
 

@@ -155,7 +155,7 @@ async def test_after_an_update_without_a_version_nobody_can_tell_until_it_gets_o
     async with fleet_of() as fleet:
         for worker in fleet.workers:
             serve_http(worker, {"results": [None]})
-        await fleet.administered.updating.collective_rpc(fleet.workers, {"method": "reload_weights"}, by="me")
+        await fleet.administered.methods.call(fleet.workers, {"method": "reload_weights"}, by="me")
         fleet.restart(1)
         assert fleet.states == ["ready", "quarantined"]
         assert "an update without a version" in fleet.workers[1].reason

@@ -502,7 +502,7 @@ async def test_a_group_that_is_not_whole_any_more_is_not_updated():
 
 async def test_a_trainers_group_that_is_not_whole_any_more_is_waited_for_by_nobody():
     async with fleet_of(repeatable=False) as fleet:
-        await fleet.administered.updating.join_group(fleet.workers[:1], lambda cohort, index: INIT, by="me")
+        await fleet.administered.joining.join(fleet.workers[:1], lambda cohort, index: INIT, by="me")
         update = await fleet.update()
         assert update.failure
         assert (update.failure.status, "w1 is not in it" in update.failure.message) == (409, True)

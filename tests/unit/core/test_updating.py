@@ -207,7 +207,7 @@ async def test_a_draft_update_that_nobody_has_begun_changes_nothing():
             engine.fails["start"] = [refused("no draft model")]
         with pytest.raises(FleetFailed, match="Nothing has changed"):
             await fleet.updating.start(fleet.workers, by="me", draft=True)
-        await fleet.updating.collective_rpc(fleet.workers[:1], {"method": "reload_weights"}, by="me")
+        await fleet.methods.call(fleet.workers[:1], {"method": "reload_weights"}, by="me")
         assert fleet.states == ["ready", "ready"]
 
 
@@ -373,7 +373,7 @@ async def test_all_join_at_once_and_calls_wait_meanwhile():
     async with administered(1, 3) as fleet, trio.open_nursery() as nursery:
         for engine in fleet.engines:
             engine.stalls["init"] = trio.Event()
-        nursery.start_soon(lambda: fleet.updating.join_group(fleet.workers, numbered, by="me"))
+        nursery.start_soon(lambda: fleet.joining.join(fleet.workers, numbered, by="me"))
         await wait_all_tasks_blocked()
         assert [engine.sent["init"]["rank_offset"] for engine in fleet.engines] == [1, 2]
         assert fleet.states == ["updating", "updating"]
@@ -392,13 +392,13 @@ async def test_all_join_at_once_and_calls_wait_meanwhile():
 )
 async def test_an_update_of_a_group_that_has_changed_is_refused_until_all_have_joined_again(change, words):
     async with administered() as fleet:
-        await fleet.updating.join_group(fleet.workers, numbered, by="me")
+        await fleet.joining.join(fleet.workers, numbered, by="me")
         change(fleet)
         with pytest.raises(CallError, match=f"the trainer's group has changed: {words}. Let all join again") as conflict:
             await fleet.start()
         assert conflict.value.status == 409
         workers = fleet.administration.workers()
-        await fleet.updating.join_group(workers, numbered, by="me")
+        await fleet.joining.join(workers, numbered, by="me")
         await fleet.update()
         assert [worker.state for worker in workers] == ["ready"] * len(workers)
 
@@ -412,14 +412,14 @@ def restart(fleet, worker):
 
 async def test_a_worker_that_is_not_in_the_group_is_named():
     async with administered() as fleet:
-        await fleet.updating.join_group(fleet.workers[:1], numbered, by="me")
+        await fleet.joining.join(fleet.workers[:1], numbered, by="me")
         with pytest.raises(CallError, match="w1 is not in it"):
             await fleet.start()
 
 
 async def test_a_part_of_a_group_is_not_updated_and_the_others_are_not_said_to_be_gone():
     async with administered() as fleet:
-        await fleet.updating.join_group(fleet.workers, numbered, by="me")
+        await fleet.joining.join(fleet.workers, numbered, by="me")
         with pytest.raises(CallError) as conflict:
             await fleet.updating.start(fleet.workers[:1], by="me")
         assert conflict.value.status == 409
@@ -434,7 +434,7 @@ async def test_a_group_that_one_could_not_join_is_none():
     async with administered() as fleet:
         fleet.engines[1].fails["init"] = [broken("timed out")]
         with pytest.raises(FleetFailed, match=r"w1: timed out\. The group is incomplete: let all of them join again"):
-            await fleet.updating.join_group(fleet.workers, numbered, by="me")
+            await fleet.joining.join(fleet.workers, numbered, by="me")
         assert fleet.states == ["ready", "ready"]
 
 
@@ -456,7 +456,7 @@ async def test_results_come_in_the_order_of_the_ranks():
     async with administered(1, 2) as fleet:
         serve_http(fleet.workers[0], {"results": ["a"]})
         serve_http(fleet.workers[1], {"results": ["b", None]})
-        assert await fleet.updating.collective_rpc(fleet.workers, {"method": "m"}, by="me") == ["a", "b", None]
+        assert await fleet.methods.call(fleet.workers, {"method": "m"}, by="me") == ["a", "b", None]
         assert fleet.states == ["ready", "ready"]
 
 
@@ -469,7 +469,7 @@ async def test_a_method_that_replaces_the_weights_is_an_update():
                 httpx.Response(500, json={"error": "no such file"}) if count == 1 else httpx.Response(200, json={"results": [None]})
             ),
         )
-        reload = partial(fleet.updating.collective_rpc, fleet.workers, {"method": "reload_weights"}, by="me")
+        reload = partial(fleet.methods.call, fleet.workers, {"method": "reload_weights"}, by="me")
         await fleet.pause()
         with pytest.raises(FleetFailed, match="w1: no such file"):
             await reload()
@@ -486,9 +486,9 @@ async def test_a_method_that_replaces_the_weights_is_refused_while_an_update_by_
         bodies = serve_http(fleet.workers[0], {"results": [None]})
         await fleet.start()
         with pytest.raises(CallError, match="collective_rpc reload_weights: me has started a weight update on w0") as refused:
-            await fleet.updating.collective_rpc(fleet.workers, {"method": "reload_weights"}, by="somebody")
+            await fleet.methods.call(fleet.workers, {"method": "reload_weights"}, by="somebody")
         assert (refused.value.status, bodies) == (409, [])
-        assert await fleet.updating.collective_rpc(fleet.workers, {"method": "get_rank"}, by="somebody") == [None]
+        assert await fleet.methods.call(fleet.workers, {"method": "get_rank"}, by="somebody") == [None]
         await fleet.receive()
         await fleet.finish("8")
         assert fleet.states == ["ready"]
@@ -504,7 +504,7 @@ async def test_a_worker_that_failed_in_an_update_which_paused_it_goes_on_when_a_
         await fleet.finish()
         assert fleet.states == ["quarantined", "ready"]
         fleet.engines[0].broken = False
-        await fleet.updating.collective_rpc(fleet.workers[:1], {"method": "reload_weights"}, by="me")
+        await fleet.methods.call(fleet.workers[:1], {"method": "reload_weights"}, by="me")
         assert (fleet.states, fleet.engines[0].paused) == (["ready", "ready"], False)
 
 
@@ -513,7 +513,7 @@ async def test_a_method_that_nobody_has_quarantines_nobody():
         for worker in fleet.workers:
             serve_http(worker, lambda _: httpx.Response(500, json={"error": "'Worker' object has no attribute 'update_weights_from_path'"}))
         with pytest.raises(FleetFailed) as failed:
-            await fleet.updating.collective_rpc(fleet.workers, {"method": "update_weights_from_path"}, by="me")
+            await fleet.methods.call(fleet.workers, {"method": "update_weights_from_path"}, by="me")
         assert failed.value.status == 404
         assert fleet.states == ["ready", "ready"]
 
@@ -531,7 +531,7 @@ async def test_calls_wait_while_the_workers_join_by_a_method_all_at_once_each_at
         seen = []
 
         async def join() -> None:
-            seen.append(await fleet.updating.join_group_by_rpc(fleet.workers, bodies_of(0, 1), by="me"))
+            seen.append(await fleet.joining.join_by_method(fleet.workers, bodies_of(0, 1), by="me"))
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(join)
@@ -545,14 +545,14 @@ async def test_calls_wait_while_the_workers_join_by_a_method_all_at_once_each_at
 async def test_weights_do_not_come_through_a_group_that_has_changed():
     async with administered() as fleet:
         sent = [serve_http(worker, {"results": [None]}) for worker in fleet.workers]
-        await fleet.updating.join_group_by_rpc(fleet.workers, bodies_of(0, 1), by="me")
+        await fleet.joining.join_by_method(fleet.workers, bodies_of(0, 1), by="me")
         assert fleet.workers[1].info
         fleet.workers[1].info = replace(fleet.workers[1].info, instance_id="2")
         with pytest.raises(CallError, match="update_weights_from_path: the trainer's group has changed: w1 was replaced") as conflict:
-            await fleet.updating.collective_rpc(fleet.workers, {"method": "update_weights_from_path"}, by="me")
+            await fleet.methods.call(fleet.workers, {"method": "update_weights_from_path"}, by="me")
         assert conflict.value.status == 409
         assert [len(bodies) for bodies in sent] == [1, 1]
-        await fleet.updating.collective_rpc(fleet.workers, {"method": "reload_weights"}, by="me")
+        await fleet.methods.call(fleet.workers, {"method": "reload_weights"}, by="me")
         assert [len(bodies) for bodies in sent] == [2, 2], "a checkpoint needs no group"
 
 
@@ -562,10 +562,10 @@ async def test_an_update_that_came_through_a_group_for_some_is_not_to_be_posted_
         for worker in fleet.workers:
             serve_http(worker, {"results": [None]})
         if joins:
-            await fleet.updating.join_group_by_rpc(fleet.workers, bodies_of(0, 1), by="me")
+            await fleet.joining.join_by_method(fleet.workers, bodies_of(0, 1), by="me")
         serve_http(fleet.workers[1], lambda _: httpx.Response(500, json={"error": "out of memory"}))
         with pytest.raises(FleetFailed, match="w1: out of memory") as failed:
-            await fleet.updating.collective_rpc(fleet.workers, {"method": "update_weights_from_path"}, by="me")
+            await fleet.methods.call(fleet.workers, {"method": "update_weights_from_path"}, by="me")
         assert failed.value.status == status
 
 
@@ -574,7 +574,7 @@ async def test_a_label_follows_the_weights_of_each_worker():
         serve_http(fleet.workers[0], {"results": [None]})
         serve_http(fleet.workers[1], lambda _: httpx.Response(500, json={"error": "disk full"}))
         with pytest.raises(FleetFailed, match="w1: disk full"):
-            await fleet.updating.collective_rpc(fleet.workers, {"method": "reload_weights"}, by="me", version="7")
+            await fleet.methods.call(fleet.workers, {"method": "reload_weights"}, by="me", version="7")
         assert [(engine.version, worker.policy_version) for engine, worker in zip(fleet.engines, fleet.workers, strict=True)] == [
             ("7", "7"),
             ("default", None),

@@ -1,0 +1,353 @@
+"""The standings of the fleet's workers, and the states that headrace holds these in, which follow."""
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+import structlog
+import trio
+
+from core.errors import CallError
+from core.fleet.cohort import instance_of
+from core.fleet.current import CurrentWeights, Weights
+from core.fleet.fleet import Fleet
+from core.fleet.journal import Journal
+from core.fleet.opened import Opened
+from core.fleet.standing import Standing
+from core.fleet.worker import Worker
+
+log = structlog.stdlib.get_logger()
+
+
+class Standings:
+    """The standings of the fleet's workers."""
+
+    def __init__(self, fleet: Fleet, journal: Journal, current: CurrentWeights) -> None:
+        self._fleet = fleet
+        self._journal = journal
+        self.current = current
+        #: Told of each worker that has to be brought up to date, or was left paused by a headrace that is no more.
+        self.needy: Callable[[Worker], None] = lambda _: None
+        self._frozen: dict[str, str] = {}
+        for entry in journal.facts("frozen"):
+            self._frozen = entry.detail["instances"]
+        self._of: dict[str, Standing] = {}
+        #: Set, and replaced, at each change: whoever reckons with the leases looks again.
+        self.changed = trio.Event()
+        fleet.greet = self._greet
+        fleet.found = self._found
+
+    def of(self, worker: Worker) -> Standing:
+        """A worker's standing."""
+        if (standing := self._of.get(worker.id)) is None:
+            standing = self._of[worker.id] = Standing(instance_of(worker))
+            standing.since = -math.inf
+        return standing
+
+    @property
+    def fleet_workers(self) -> Mapping[str, Worker]:
+        """All workers by id, whoever is asked for."""
+        return self._fleet.workers
+
+    def block(self, workers: Iterable[Worker], reason: str) -> None:
+        """Their engines do nothing else just now, for that reason; with none, they do again."""
+        for worker in workers:
+            self.of(worker).blocked_by = reason
+            self.show(worker)
+
+    def opened_on(self, workers: Iterable[Worker]) -> Iterable[Opened]:
+        """The updates by steps that are open on these."""
+        return dict.fromkeys(opened for worker in workers if (opened := self.of(worker).opened))
+
+    def demand_closed(self, name: str, workers: Sequence[Worker], otherwise: str = "") -> None:
+        """Raises: `CallError` (409) when a trainer has an update open on one of these, which would be destroyed."""
+        for opened in self.opened_on(workers):
+            ids = ", ".join(worker.id for worker in workers if self.of(worker).opened is opened)
+            text = f"{name}: {opened.by} has started a weight update on {ids} {opened.started} and has not finished it"
+            raise CallError(HTTPStatus.CONFLICT, f"{text}: finish it first (/finish_weight_update){otherwise}")
+
+    def touch(self, workers: Iterable[Worker]) -> None:
+        """Somebody is there who cares for these workers: their leases begin anew."""
+        for worker in workers:
+            self.of(worker).touched = trio.current_time()
+        self._tell()
+
+    def fail(self, worker: Worker, reason: str) -> None:
+        """Quarantine a worker: it takes no calls and is not resumed before it was updated completely, or released."""
+        standing = self.of(worker)
+        standing.spoiled.add("draft" if standing.updating and standing.draft else "model")
+        standing.failed, standing.updating, standing.waits, standing.late = reason, False, False, False
+        self._leave(worker)
+        log.error("fleet.quarantined", worker=worker.id, reason=reason)
+        self._note(worker)
+        self.show(worker)
+
+    def hold_out(self, worker: Worker, reason: str) -> None:
+        """Quarantine a worker that has missed an update."""
+        self.fail(worker, reason)
+        self.of(worker).late = True
+        self._note(worker)
+        self.show(worker)
+        self.needy(worker)
+
+    def hold_out_the_late(self) -> None:
+        """All those that haven't got the weights that they should have."""
+        for worker in self._fleet.workers.values():
+            if worker.is_there and not self.of(worker).failed and not self.of(worker).updating and (lateness := self._lateness(worker)):
+                self.hold_out(worker, lateness)
+
+    def sleep(self, worker: Worker, asleep: bool) -> None:
+        """It sleeps, or is going to, or is awake again."""
+        self.of(worker).asleep = asleep
+        self._note(worker)
+        self.show(worker)
+
+    def take_out(self, worker: Worker, reason: str) -> None:
+        """Quarantine a worker whatever its weights are, and whatever becomes of them, until it is released."""
+        standing = self.of(worker)
+        standing.by_hand = reason
+        spoiled = None if standing.updating else set(standing.spoiled)
+        self.fail(worker, reason)
+        if spoiled is not None:
+            standing.spoiled = spoiled
+
+    def drain(self, worker: Worker, reason: str) -> None:
+        """Give it no more calls, for that reason; with none, give it calls again as far as nothing else is against that."""
+        self.of(worker).draining = reason
+        self._note(worker)
+        self.show(worker)
+
+    def begin(self, worker: Worker, *, draft: bool = False, opened: Opened | None = None) -> None:
+        """Its weights are going to be replaced, or those of its draft model; `opened` when by a trainer's steps."""
+        standing = self.of(worker)
+        self._leave(worker)
+        standing.opened = opened
+        standing.updating, standing.received, standing.session, standing.draft = True, False, True, draft
+        self._note(worker)
+        self.show(worker)
+
+    def weights(self, worker: Worker) -> tuple[bool, bool, bool, bool, Opened | None]:
+        """`updating`, `received`, `session`, `draft` and `opened`, for `take_back`."""
+        standing = self.of(worker)
+        return standing.updating, standing.received, standing.session, standing.draft, standing.opened
+
+    def rejoin(self, workers: Iterable[Worker]) -> None:
+        """A quarantined worker whose trainer has resumed the others goes on with them, once it is whole."""
+        sound = [worker for worker in workers if not self.of(worker).failed]
+        if any(self.of(worker).paused == "trainer" for worker in sound):
+            return
+        for worker in workers:
+            if self.of(worker).failed and self.of(worker).paused:
+                self.of(worker).paused = "update"
+
+    def take_back(self, worker: Worker, before: tuple[bool, bool, bool, bool, Opened | None]) -> None:
+        """Nothing has begun: `before` is what `weights` gave."""
+        standing = self.of(worker)
+        standing.updating, standing.received, standing.session, standing.draft, standing.opened = before
+        if standing.opened:
+            standing.opened.members[worker] = standing.instance
+        self._note(worker)
+        self.show(worker)
+
+    def mend(self, worker: Worker, weights: int | None) -> None:
+        """The weights that were replaced are whole: those of this number, `None` for the draft model's.
+
+        It may run again unless the others were spoiled before.
+        """
+        standing = self.of(worker)
+        standing.spoiled.discard("draft" if standing.draft else "model")
+        standing.updating, standing.session, standing.draft = False, False, False
+        self._leave(worker)
+        if weights is not None:
+            standing.weights = weights
+        if not standing.spoiled:
+            standing.failed, standing.late = standing.by_hand, False
+        self._note(worker)
+        self.show(worker)
+
+    def accept(self, worker: Worker) -> None:
+        """Whatever its weights are, somebody answers for them."""
+        current = self.current.of(worker)
+        self.of(worker).spoiled.clear()
+        self.of(worker).by_hand = ""
+        self.mend(worker, current.number if current else self.of(worker).weights)
+
+    def renew(
+        self,
+        updated: Sequence[Worker],
+        asked: Sequence[Worker],
+        since: float,
+        version: str | None,
+        transport: str = "",
+        options: Any = None,
+    ) -> None:
+        """`updated` have got whole new weights; `asked` should have, since that time. `transport` brings them again, if it has a name.
+
+        Who came since then, and so wasn't asked, is held out.
+        """
+        drafts = [worker for worker in updated if self.of(worker).draft]
+        for worker in drafts:  # the weights that count are the model's
+            self.mend(worker, None)
+        updated = [worker for worker in updated if worker not in drafts]
+        if not updated:
+            return
+        weights = Weights(self.current.next_number(), version, transport, options or {})
+        for worker in updated:
+            self.mend(worker, weights.number)
+        excused = [worker for worker in self._fleet.workers.values() if worker.is_there and self._is_excused(worker, version, since)]
+        self.current.replace(weights, updated, [*asked, *excused])
+        self.hold_out_the_late()
+
+    def note_frozen(self) -> None:
+        """Let the journal know whom headrace itself has paused: it may end before it resumes them."""
+        frozen = {id_: standing.instance for id_, standing in self._of.items() if standing.paused == "update" or standing.left_frozen}
+        frozen = {**{id_: instance for id_, instance in self._frozen.items() if id_ not in self._of}, **frozen}
+        if frozen != self._frozen:
+            self._frozen = frozen
+            self._journal.add("frozen", list(frozen), by="headrace", of="fleet", instances=frozen)
+
+    def show(self, worker: Worker, *, running: bool = False) -> None:
+        """Hold the worker in the state that follows, or release it. `running`: its engine has just been resumed."""
+        standing = self.of(worker)
+        if running:
+            standing.inherited = False
+            self._fleet.resumed(worker)
+        if standing.failed:
+            self._fleet.hold(worker, "quarantined", standing.failed, late=standing.late)
+        elif standing.updating or standing.blocked_by:
+            self._fleet.hold(worker, "updating", standing.blocked_by or "a weight update is running")
+        elif standing.asleep:
+            self._fleet.hold(worker, "paused", "it sleeps")
+        elif standing.paused:
+            self._fleet.hold(worker, "paused", f"by {'a trainer' if standing.paused == 'trainer' else 'a weight update'}")
+        elif standing.waits:
+            self._fleet.hold(worker, "paused", "it waits for the others, which are paused")
+        elif standing.draining:
+            self._fleet.hold(worker, "draining", standing.draining)
+        elif worker.hold:
+            self._fleet.release(worker)
+        self._tell()
+
+    def _greet(self, worker: Worker) -> None:
+        """A worker comes, for the first time or again."""
+        instance = instance_of(worker)
+        before = self._of.get(worker.id)
+        if before is None or before.instance != instance:
+            self._of[worker.id] = self._begin_anew(worker, instance, before)
+            self.show(worker)
+        standing = self.of(worker)
+        lateness = "" if standing.updating or standing.by_hand else self._lateness(worker)
+        if lateness and not standing.failed:
+            self.hold_out(worker, lateness)
+            return
+        standing.late |= bool(lateness)  # it failed before it was away: another try is worth it
+        if standing.late or standing.left_frozen:
+            self.needy(worker)
+
+    def _found(self, worker: Worker) -> None:
+        """Its engine was found paused, or running."""
+        if worker.observed.state == "ready":
+            self.of(worker).inherited = False
+        self._tell()
+
+    def _may_sleep(self, worker: Worker, instance: str) -> bool:
+        """Whether a headrace before this one may have put it to sleep (vLLM 0.33: a worker tells no sleep from a pause)."""
+        if noted := self._journal.last_state(worker.id, instance):
+            return noted.get("asleep", False)
+        return not self._journal.lasts and bool(worker.info and worker.info.supports_sleep)
+
+    def is_paused(self, worker: Worker) -> bool:
+        """Whether somebody has paused it, or its like, and may have forgotten that; not one that sleeps."""
+        standing = self.of(worker)
+        found = standing.inherited and worker.observed.state == "paused"
+        return bool(standing.paused or standing.waits or found) and not standing.asleep
+
+    def _begin_anew(self, worker: Worker, instance: str, before: Standing | None) -> Standing:
+        standing = Standing(instance)
+        standing.inherited = before is None and not self._may_sleep(worker, instance)
+        if noted := self._journal.last_state(worker.id, instance):  # a headrace before this one knew it
+            standing.weights, standing.late = noted.get("weights", 0), noted.get("late", False)
+            standing.by_hand, standing.draining = noted.get("by_hand", ""), noted.get("draining", "")
+            standing.session = noted["state"] != "whole"
+            if noted["state"] == "quarantined":
+                standing.failed = noted["reason"]
+            elif noted["state"] == "updating":
+                standing.failed, standing.late = "headrace ended in the middle of a weight update", True
+        elif before and before.updating:
+            standing.failed, standing.late = "it was started anew in the middle of a weight update", True
+        elif before and before.failed and (before.by_hand or self.current.of(worker) is None):
+            standing.failed, standing.by_hand = before.failed, before.by_hand
+        elif self.others_are_held(worker):
+            standing.waits = True
+        standing.left_frozen = self._frozen.get(worker.id) == instance
+        standing.spoiled = {"model"} if standing.failed else set()
+        return standing
+
+    def _lateness(self, worker: Worker) -> str:
+        """What is wrong with the weights of a worker that has missed an update; empty when it has those that it should have."""
+        current = self.current.of(worker)
+        if current is None or self.of(worker).weights >= current.number:
+            return ""
+        if current.version is None:
+            what = "it came after an update without a version, so nobody can tell whether it has those weights"
+        elif worker.policy_version == current.version:
+            return ""
+        else:
+            what = f"it has the weights {worker.policy_version!r} and should have {current.version!r}"
+        return f"{what}: update the fleet, or take it as it is (POST /fleet/workers/{worker.id}/release)"
+
+    def _is_excused(self, worker: Worker, version: str | None, since: float) -> bool:
+        """Whether a worker that has got no new weights doesn't say that the others' were only for them."""
+        standing = self.of(worker)
+        return bool(standing.failed) or standing.since > since or (version is not None and worker.policy_version == version)
+
+    def others_are_held(self, worker: Worker) -> bool:
+        """Whether somebody has paused the workers of the same model, or updates them."""
+        others = (w for w in self._fleet.workers.values() if w is not worker and set(w.models) & set(worker.models) and w.hold)
+        return any((self.of(other).paused or self.of(other).updating) and not self.of(other).failed for other in others)
+
+    def let_go(self) -> None:
+        """Whoever has waited for others goes on when these do."""
+        for worker in self._fleet.workers.values():
+            if worker.is_there and self.of(worker).waits and not self.others_are_held(worker):
+                self.of(worker).waits = False
+                self.show(worker)
+
+    def trainer_has_paused_others(self, worker: Worker, besides: Collection[Worker]) -> bool:
+        """Whether a trainer has paused workers of the same model that aren't `besides`."""
+        others = (w for w in self._fleet.workers.values() if w not in besides and w.is_there and set(w.models) & set(worker.models))
+        return any(self.of(other).paused == "trainer" and not self.of(other).failed for other in others)
+
+    def lose(self, worker: Worker, reason: str, started: Opened) -> None:
+        """A member of an open update was lost; another process in its place was judged when it came."""
+        if self.of(worker).opened is started:
+            self.hold_out(worker, reason)
+        started.members.pop(worker, None)
+
+    def _leave(self, worker: Worker) -> None:
+        standing = self.of(worker)
+        if standing.opened:
+            standing.opened.members.pop(worker, None)
+            standing.opened = None
+
+    def _note(self, worker: Worker) -> None:
+        standing = self.of(worker)
+        state = "quarantined" if standing.failed else "updating" if standing.updating else "whole"
+        self._journal.add(
+            "state",
+            [worker.id],
+            by="headrace",
+            state=state,
+            reason=standing.failed,
+            instance=standing.instance,
+            weights=standing.weights,
+            late=standing.late,
+            by_hand=standing.by_hand,
+            draining=standing.draining,
+            asleep=standing.asleep,
+        )
+
+    def _tell(self) -> None:
+        self.changed.set()
+        self.changed = trio.Event()
