@@ -58,7 +58,7 @@ def _full_index() -> tuple[KV, list[Worker], Call, float]:
     """Every worker has another part of the prompt, which is the worst case for a walk along it, and blocks of its own."""
     draw = random.Random(1)
     call = Call(id="", token_ids=[draw.randrange(150_000) for _ in range(PROMPT)], sampling=SamplingParams(max_tokens=100))
-    prompt = Prompt(call, BLOCK)
+    prompt = Prompt(call, BLOCK, call.identity.namespace)
     names = prompt.reach(prompt.length)
     kv = KV(Settings(), clock=time.monotonic)
     workers = [_worker(number) for number in range(WORKERS)]

@@ -1,13 +1,16 @@
 """One generate request on its way through headrace."""
 
 import time
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct, field
 
 from core.settings import Role
+
+if TYPE_CHECKING:
+    from core.fleet.worker import Worker
 
 TokenId = Annotated[int, Meta(ge=0, lt=2**32)]
 UInt32 = Annotated[int, Meta(ge=0, lt=2**32)]
@@ -120,14 +123,21 @@ class ReasoningParserKwargs(Struct, omit_defaults=True, forbid_unknown_fields=Tr
 class Identity(Struct, frozen=True):
     """What makes two calls share KV blocks: calls with different identities never do.
 
-    `namespace` is the salt, `adapter` the LoRA adapter's name, `media` one content-bound identifier per item, in the order of the prompt.
-    `media_ranges` are their places in `token_ids`, each an offset and a length; empty when only the worker will know.
+    `namespace` is the salt: what stands here is what the engine gets. `adapter` is the LoRA adapter's name, `media` one content-bound
+    identifier per item, in the order of the prompt. `media_ranges` are their places in `token_ids`, each an offset and a length; empty when
+    only the worker will know. `per_worker` gives what comes behind the namespace on a worker, for a salt that depends on where the call
+    goes.
     """
 
     namespace: str = ""
     adapter: str = ""
     media: tuple[str, ...] = ()
     media_ranges: tuple[tuple[int, int], ...] = ()
+    per_worker: "Callable[[Worker], str] | None" = None
+
+    def namespace_on(self, worker: "Worker") -> str:
+        """The salt of the call on this worker. Raises: the `CallError` with which `per_worker` refuses it."""
+        return self.namespace if self.per_worker is None else self.namespace + self.per_worker(worker)
 
 
 class Call(Struct, kw_only=True):
@@ -146,7 +156,8 @@ class Call(Struct, kw_only=True):
     reply_model: str = ""
     stream: bool = False
     stream_options: StreamOptions = field(default_factory=StreamOptions)
-    #: Keeps KV caches apart; empty for none. vLLM 0.33: at most 128 characters, none of `@ / \\ NUL`.
+    #: Keeps KV caches apart; empty for none. vLLM 0.33: at most 128 characters, none of `@ / \\ NUL`. The engine gets the namespace of the
+    #: `identity`, which this becomes.
     cache_salt: str = ""
     #: Lower is more urgent.
     priority: int = 0

@@ -86,7 +86,9 @@ class HookSpecs:
         """Say what makes this call share KV blocks with others.
 
         Runs once per call, after every `receive_call` and `prepare_call`. Replaces `call.identity` (`msgspec.structs.replace`) and nothing
-        else; the core has put the salt into `namespace` and the adapter into `adapter`.
+        else; the core has put the salt into `namespace` and the adapter into `adapter`. The namespace that is there afterwards is what the
+        engine gets for its salt, so that routing and engines keep apart the same calls: at most 128 characters, none of `@ / \\ NUL`
+        (vLLM 0.33). Where it depends on the worker, `per_worker` gives what comes behind it there.
 
         Raises: `CallError`.
 
@@ -95,7 +97,7 @@ class HookSpecs:
             @hookimpl
             def identify_call(self, call: Call) -> None:
                 tenant = call.headers.get("x-tenant", "")
-                call.identity = replace(call.identity, namespace=f"{tenant}/{call.identity.namespace}")
+                call.identity = replace(call.identity, namespace=f"{tenant}.{call.identity.namespace}")
         """
 
     @hookspec

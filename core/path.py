@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import Any, Final
 
 import structlog
+from msgspec.structs import replace
 
 from core.call import BODY_KEYS, Call, Identity, Outcome, SamplingParams
 from core.compose import compose
@@ -183,7 +184,7 @@ class Path:
             worker = choice.worker
             outcome.worker, outcome.wire, outcome.route = worker.id, "http", choice.reason
             outcome.attempts += 1
-            request = body.lower(call)
+            request = body.lower(_on(worker, call))
             self._registry.call("lower_call", call=call, worker=worker, request=request)
             try:
                 with self._placer.routing.attempt(call, choice, outcome), worker.serving():
@@ -251,7 +252,8 @@ class Path:
         return place
 
     def _lower(self, call: Call, place: Placement) -> list[Any]:
-        requests = [place.lane.lower(call, index) for index in range(call.sampling.n or 1)]
+        resolved = _on(place.worker, call)
+        requests = [place.lane.lower(resolved, index) for index in range(call.sampling.n or 1)]
         for request in requests:
             self._registry.call("lower_call", call=call, worker=place.worker, request=request)
         return requests
@@ -281,6 +283,14 @@ class Path:
         self._metrics.settled(outcome)
         log.info("call.settled", id=call.id, **_summary(outcome))
         self._registry.tell("call_settled", call=call, outcome=outcome)
+
+
+def _on(worker: Worker, call: Call) -> Call:
+    """The call with the salt that it has on this worker."""
+    identity = call.identity
+    if identity.per_worker is None:
+        return call
+    return replace(call, identity=replace(identity, namespace=identity.namespace_on(worker), per_worker=None))
 
 
 def _count(outcome: Outcome, reply: GenerateReply) -> None:

@@ -21,12 +21,12 @@ class RelayedBody(Struct, frozen=True):
     cache_salt: str
 
     def lower(self, call: Call) -> dict[str, Any]:
-        """The members that a worker is to see. `model` and `cache_salt` are the call's, where those are not what the client wrote; over
-        HTTP an adapter is a model.
+        """The members that a worker is to see. `model` is the call's and `cache_salt` its identity's, where those are not what the client
+        wrote; over HTTP an adapter is a model.
         """
         request: dict[str, Any] = dict(self.members)
         _put(request, "model", self.model, call.adapter or call.model)
-        _put(request, "cache_salt", self.cache_salt, call.cache_salt)
+        _put(request, "cache_salt", self.cache_salt, call.identity.namespace)
         return request
 
     def encode(self, request: dict[str, Any]) -> bytes:

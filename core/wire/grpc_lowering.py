@@ -130,7 +130,7 @@ def _candidates(count: int | None) -> CandidateTokens | None:
 def _kv(call: Call) -> KVCacheParameters:
     return KVCacheParameters(
         bypass_prefix_cache=call.sampling.skip_reading_prefix_cache,
-        cache_salt=call.cache_salt,
+        cache_salt=call.identity.namespace,
         kv_transfer_params=None if call.kv_transfer_params is None else _struct(call.kv_transfer_params, "kv_transfer_params"),
         ec_transfer_params=None if call.ec_transfer_params is None else _struct(call.ec_transfer_params, "ec_transfer_params"),
     )

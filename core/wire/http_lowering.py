@@ -29,7 +29,7 @@ def lower_to_http(call: Call, *, index: int, max_model_len: int) -> dict[str, An
         "model": call.adapter or call.model or None,
         "token_ids": call.token_ids,
         "sampling_params": sampling,
-        "cache_salt": call.cache_salt or None,
+        "cache_salt": call.identity.namespace or None,
         "priority": call.priority,
         "kv_transfer_params": call.kv_transfer_params,
         "ec_transfer_params": call.ec_transfer_params,

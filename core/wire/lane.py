@@ -45,7 +45,7 @@ class Lane(Protocol):
         ...
 
     def lower(self, call: Call, index: int) -> Any:
-        """The wire's request for output number `index` of the call."""
+        """The wire's request for output number `index` of the call; its salt is the namespace of the call's identity."""
         ...
 
     async def generate(self, call: Call, request: Any, index: int) -> Output:

@@ -7,8 +7,9 @@ own, so that neither an engine's prefix cache nor our routing ever mixes two pol
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from msgspec.structs import replace
+
 from core import BadRequest, Call, NoWorker, PluginSettings, Worker, hookimpl
-from core.wire.generated.inference_pb2 import GenerateRequest
 from plugins.cache_salt.places import HEADER, may_hold_salts, take_salts
 from plugins.cache_salt.rule import check_salt, salt_of_version
 
@@ -48,6 +49,12 @@ class CacheSalt:
             )
 
     @hookimpl
+    def identify_call(self, call: Call) -> None:
+        """See `core.hookspecs`."""
+        if self._by_version and not call.cache_salt:
+            call.identity = replace(call.identity, per_worker=_version_salt)
+
+    @hookimpl
     def eligible_workers(self, call: Call, workers: Sequence[Worker]) -> Sequence[Worker] | None:
         """See `core.hookspecs`."""
         if not self._by_version or call.cache_salt:
@@ -57,18 +64,12 @@ class CacheSalt:
             raise NoWorker("no worker tells its policy version, which is the salt of a call that has none; send a cache_salt")
         return telling
 
-    @hookimpl
-    def lower_call(self, call: Call, worker: Worker, request: Any) -> None:
-        """See `core.hookspecs`."""
-        if not self._by_version or call.cache_salt:
-            return
-        if not worker.policy_version:  # another plugin sends parts of calls to workers that it chose itself
-            raise NoWorker(f"worker {worker.id} doesn't tell its policy version, which is the salt of a call that has none")
-        salt = salt_of_version(worker.policy_version)
-        if isinstance(request, GenerateRequest):
-            request.kv.cache_salt = salt
-        else:
-            request["cache_salt"] = salt
+
+def _version_salt(worker: Worker) -> str:
+    """The salt of a call that has none, on this worker. Raises: `NoWorker`."""
+    if not worker.policy_version:  # it was eligible with one
+        raise NoWorker(f"worker {worker.id} doesn't tell its policy version, which is the salt of a call that has none")
+    return salt_of_version(worker.policy_version)
 
 
 def _one_of(found: Sequence[tuple[str, str, Any]]) -> str:

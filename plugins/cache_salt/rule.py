@@ -1,6 +1,7 @@
 """What may be a salt, and how a policy version becomes one."""
 
 import re
+from functools import lru_cache
 from hashlib import sha256
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ def check_salt(value: Any, path: str) -> str:
     raise BadRequest(_REFUSAL if path == "cache_salt" else f"{path}: {_REFUSAL}", param=path)
 
 
+@lru_cache
 def salt_of_version(version: str) -> str:
     """The salt that stands for a policy version: the version itself where that may be one, else its digest.
 

@@ -36,9 +36,9 @@ def packed(token_ids: Sequence[int]) -> bytes:
 
 
 class Prompt:
-    """The names of a call's full blocks, computed as far as somebody asks."""
+    """The names of a call's full blocks under a salt, computed as far as somebody asks."""
 
-    def __init__(self, call: Call, block_size: int) -> None:
+    def __init__(self, call: Call, block_size: int, namespace: str) -> None:
         identity = call.identity
         self.block_size = block_size
         #: So many full blocks there are.
@@ -47,7 +47,7 @@ class Prompt:
         self.known = len(identity.media_ranges) == len(identity.media)
         #: The names of the first blocks.
         self.names: list[BlockName] = []
-        self._last = root(identity.namespace, identity.adapter, () if self.known else identity.media)
+        self._last = root(namespace, identity.adapter, () if self.known else identity.media)
         self._data = packed(call.token_ids)
         self._media = list(zip(identity.media, identity.media_ranges, strict=True)) if self.known else []
 

@@ -7,7 +7,7 @@ others, and has computed lately. A block in the engine's own memory saves all of
 import functools
 import math
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from core import Call
@@ -48,12 +48,8 @@ class Scorer:
 
     def best(self, call: Call, places: Sequence[Place]) -> Match:
         """The place of the least cost; of equal ones the least loaded, then the first."""
-        sizes = {place.block_size for place in places}
-        if len(sizes) == 1:
-            best, _ = self._best(call, Prompt(call, sizes.pop()), places)
-            return best
-        ranked = (self._best(call, Prompt(call, size), [place for place in places if place.block_size == size]) for size in sizes)
-        return min(ranked, key=lambda one: one[1])[0]
+        ranked = (self._best(call, prompt, group) for prompt, group in _named_alike(call, places))
+        return min(ranked, key=_rank)[0]
 
     def _best(self, call: Call, prompt: Prompt, places: Sequence[Place]) -> tuple[Match, tuple[float, float, int]]:
         cached, saved = self._cached(prompt, places)
@@ -91,6 +87,24 @@ class Scorer:
         _, cpu, storage = self._weights
         saved = {bit: in_gpu[bit] + cpu * (in_memory[bit] - in_gpu[bit]) + storage * (cached[bit] - in_memory[bit]) for bit in cached}
         return cached, saved
+
+
+def _named_alike(call: Call, places: Sequence[Place]) -> Iterator[tuple[Prompt, Sequence[Place]]]:
+    """The places, together as they have the same names for the call's blocks: by their block sizes, and the call's salt there."""
+    identity = call.identity
+    sizes = {place.block_size for place in places}
+    if len(sizes) == 1 and identity.per_worker is None:
+        yield Prompt(call, sizes.pop(), identity.namespace), places
+        return
+    groups: dict[tuple[int, str], list[Place]] = {}
+    for place in places:
+        groups.setdefault((place.block_size, identity.namespace_on(place.worker)), []).append(place)
+    for (size, namespace), group in groups.items():
+        yield Prompt(call, size, namespace), group
+
+
+def _rank(one: tuple[Match, tuple[float, float, int]]) -> tuple[float, float, int]:
+    return one[1]
 
 
 def _work(place: Place) -> tuple[float, int]:

@@ -174,14 +174,16 @@ async def test_hook_identify_call():
         @hookimpl
         def identify_call(self, call: Call) -> None:
             seen.append(call.identity)
-            call.identity = replace(call.identity, media=("image",))
+            call.identity = replace(call.identity, namespace="me.v7", media=("image",))
 
         @hookimpl
         def eligible_workers(self, call: Call) -> None:
             seen.append(call.identity)
 
-    await Browser(BODY).ask(Rig(make_worker("a", ScriptedLane([output(7, finish="stop")])), plugins=[Plugin()]))
-    assert seen == [Identity("v7", "math"), Identity("v7", "math", ("image",))]
+    lane = ScriptedLane([output(7, finish="stop")])
+    await Browser(BODY).ask(Rig(make_worker("a", lane), plugins=[Plugin()]))
+    assert seen == [Identity("v7", "math"), Identity("me.v7", "math", ("image",))]
+    assert lane.requests[0].kv.cache_salt == "me.v7"
 
 
 async def test_hook_eligible_workers():

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from core.call import ReasoningParserKwargs, SamplingParams, StructuredOutputs
+from core.call import Identity, ReasoningParserKwargs, SamplingParams, StructuredOutputs
 from core.errors import BadRequest
 from core.wire.grpc_lowering import lower_to_grpc
 from tests.unit.core.rig import make_call
@@ -38,7 +38,7 @@ def test_an_explicit_zero_is_told_from_absence():
 
 
 def test_the_prompt_and_the_names_go_as_they_are():
-    request = lowered(token_ids=[0, 2**32 - 1], model="tiny", adapter="math", cache_salt="v7", session_id="s", priority=-4)
+    request = lowered(token_ids=[0, 2**32 - 1], model="tiny", adapter="math", identity=Identity("v7"), session_id="s", priority=-4)
     assert list(request.token_ids.ids) == [0, 2**32 - 1]
     assert (request.request_id, request.model, request.lora_name, request.kv.cache_salt) == ("r1", "tiny", "math", "v7")
     assert (request.session_id, request.priority) == ("s", -4)

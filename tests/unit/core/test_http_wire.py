@@ -1,12 +1,14 @@
 """Calls over a worker's HTTP server, with the exact answers of vLLM 0.33 and 0.31."""
 
+from contextlib import suppress
+
 import httpx
 import msgspec
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from core.call import ReasoningParserKwargs, SamplingParams
+from core.call import Identity, ReasoningParserKwargs, SamplingParams
 from core.errors import CallError, WorkerLost, from_http
 from core.wire.http_lane import HttpLane
 from core.wire.http_lifting import lift_from_http
@@ -37,7 +39,7 @@ def test_a_prompt_that_leaves_no_room_is_the_workers_to_refuse():
 def test_every_field_goes_by_vllms_name():
     body = lowered(
         model="tiny",
-        cache_salt="v7",
+        identity=Identity("v7"),
         priority=3,
         kv_transfer_params={"a": 1},
         ec_transfer_params={},
@@ -399,8 +401,9 @@ async def test_a_cancelled_stream_closes_its_connection():
     async def serve(connection):
         await connection.receive_some()
         await connection.send_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
-        while await connection.receive_some():
-            pass
+        with suppress(trio.BrokenResourceError):  # a client that hasn't read the head yet resets the connection
+            while await connection.receive_some():
+                pass
         ended.set()
 
     async with trio.open_nursery() as nursery:

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from core.call import SamplingParams, StructuredOutputs
+from core.call import Identity, SamplingParams, StructuredOutputs
 from core.northbound.body import parse_call
 from core.wire.grpc_lowering import lower_to_grpc
 from core.wire.http_lowering import lower_to_http
@@ -115,7 +115,7 @@ OURS = {
     "headers",
     "unclaimed",
     "unclaimed_sampling",
-    "identity",
+    "cache_salt",  # becomes the identity's
     "needs",
     "notes",
     "reply_headers",
@@ -134,7 +134,7 @@ OURS = {
         ("token_ids", [9]),
         ("sampling", SamplingParams(seed=1)),
         ("model", "tiny"),
-        ("cache_salt", "salt"),
+        ("identity", Identity("salt")),
         ("priority", -3),
         ("session_id", "s"),
         ("adapter", "math"),
@@ -151,7 +151,7 @@ def test_every_field_of_a_call_goes_over_grpc(field, value):
 
 
 def test_the_lists_above_are_all_fields_of_a_call():
-    tested = {"id", "token_ids", "sampling", "model", "cache_salt", "priority", "session_id", "adapter", "return_token_ids"}
+    tested = {"id", "token_ids", "sampling", "model", "identity", "priority", "session_id", "adapter", "return_token_ids"}
     tested |= {"kv_transfer_params", "ec_transfer_params", "reasoning_ended", "reasoning_parser_kwargs"}
     assert tested | OURS == set(make_call().__struct_fields__)
 

@@ -8,14 +8,13 @@ import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from core import BadRequest, Call, Identity, NoWorker
 from core.errors import WorkerLost
 from core.hookspecs import hookimpl
 from core.northbound.body import parse_call
 from core.settings import SettingsError, convert_settings
-from core.wire.grpc_lowering import lower_to_grpc
-from core.wire.http_lowering import lower_to_http
 from plugins.cache_salt import CacheSalt, Settings
 from plugins.cache_salt.rule import salt_of_version
 from tests.unit.core.lanes import ScriptedLane, output
@@ -215,19 +214,24 @@ async def test_when_no_worker_tells_its_version_only_salted_calls_are_served():
     assert (await Browser({**BODY, "cache_salt": "7"}).ask(rig)).status == 200
 
 
-def test_the_version_is_the_salt_on_either_wire():
-    plugin, call, worker = CacheSalt(Settings(default="weight-version")), make_call(), make_worker("a")
+async def test_the_version_comes_behind_what_another_plugin_keeps_apart():
+    class Tenants:
+        @hookimpl
+        def identify_call(self, call: Call) -> None:
+            call.identity = replace(call.identity, namespace=f"acme.{call.identity.namespace}")
+
+    lane = ScriptedLane([output(7, finish="stop")])
+    worker = make_worker("a", lane)
     worker.policy_version = "7"
-    over_grpc, over_http = lower_to_grpc(call, index=0, max_model_len=9), lower_to_http(call, index=0, max_model_len=9)
-    for request in (over_grpc, over_http):
-        plugin.lower_call(call, worker, request)
-    assert (over_grpc.kv.cache_salt, over_http["cache_salt"]) == ("7", "7")
+    await Browser(BODY).ask(Rig(worker, plugins=[Tenants(), CacheSalt(Settings(default="weight-version"))]))
+    assert lane.requests[0].kv.cache_salt == "acme.7"
 
 
-def test_nothing_goes_unsalted_to_a_worker_that_another_plugin_chose():
-    plugin, call, worker = CacheSalt(Settings(default="weight-version")), make_call(), make_worker("a")
+def test_nothing_goes_unsalted_to_a_worker_whose_version_is_not_known():
+    call = make_call()
+    CacheSalt(Settings(default="weight-version")).identify_call(call)
     with pytest.raises(NoWorker, match="worker a doesn't tell its policy version"):
-        plugin.lower_call(call, worker, lower_to_grpc(call, index=0, max_model_len=9))
+        call.identity.namespace_on(make_worker("a"))
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=140), unique=True, min_size=2, max_size=4))

@@ -32,7 +32,7 @@ class Engine:
         """Blocks of the call that it has, in these media."""
         bit = self.feed.holder.bit
         tables = [self.index.holders[medium] for medium in media or ("GPU",)]
-        return depths(Prompt(call, BLOCK), tables, bit).get(bit, 0)
+        return depths(Prompt(call, BLOCK, call.identity.namespace), tables, bit).get(bit, 0)
 
 
 def test_a_prompt_is_found_up_to_where_it_differs():

@@ -32,10 +32,10 @@ def nonzero(depths: dict[int, int]) -> dict[int, int]:
 @settings(deadline=None)
 @given(holdings, holdings, st.integers(0, ALL))
 def test_a_walk_is_a_look_at_each_holder(gpu, cpu, asked):
-    prompt = Prompt(call_of(range(LENGTH)), 1)
+    prompt = Prompt(call_of(range(LENGTH)), 1, "")
     tables = [tables_of(prompt, gpu), tables_of(prompt, cpu)]
     union = [one | other for one, other in zip(gpu, cpu, strict=True)]
-    fresh = Prompt(call_of(range(LENGTH)), 1)
+    fresh = Prompt(call_of(range(LENGTH)), 1, "")
     for held, looked_in in ((gpu, tables[:1]), (union, tables)):
         expected = {bit: next((i for i, bits in enumerate(held) if not bits & bit), LENGTH) for bit in (1, 2, 4, 8) if asked & bit}
         assert depths(fresh, looked_in, asked) == nonzero(expected)
@@ -50,16 +50,16 @@ reaches = st.lists(st.integers(0, LENGTH), min_size=4, max_size=4)
 @settings(deadline=None)
 @given(reaches, reaches, st.integers(0, ALL))
 def test_a_few_looks_find_as_much_where_nobody_has_gaps(young, old, asked):
-    prompt = Prompt(call_of(range(LENGTH)), 1)
+    prompt = Prompt(call_of(range(LENGTH)), 1, "")
     held = [[sum(1 << i for i in range(4) if depth < reached[i]) for depth in range(LENGTH)] for reached in (young, old)]
     tables = [tables_of(prompt, one) for one in held]
     expected = {1 << i: max(young[i], old[i]) for i in range(4) if asked & 1 << i}
-    assert closed_depths(Prompt(call_of(range(LENGTH)), 1), tables, asked) == nonzero(expected)
+    assert closed_depths(Prompt(call_of(range(LENGTH)), 1, ""), tables, asked) == nonzero(expected)
 
 
 @pytest.mark.parametrize("find", [depths, closed_depths])
 def test_a_walk_goes_no_further_than_somebody_follows(find):
-    prompt = Prompt(call_of(range(10_000)), 1)
+    prompt = Prompt(call_of(range(10_000)), 1, "")
     assert find(prompt, [[{} for _ in range(SHARDS)]], ALL) == find(prompt, [], ALL) == {}
     assert len(prompt.names) == 1
-    assert find(Prompt(call_of([]), 1), [[{} for _ in range(SHARDS)]], ALL) == {}
+    assert find(Prompt(call_of([]), 1, ""), [[{} for _ in range(SHARDS)]], ALL) == {}

@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
 from core import Call, Choice, Worker, WorkerInfo, WorkerSettings
@@ -64,6 +65,29 @@ def test_a_call_goes_where_most_of_its_prompt_is_cached():
     assert bed.answer(call_of(TOKENS)) == "c: kv: 4 of 6 blocks"
     bed.tell(2, Removed([100], "GPU"))
     assert bed.choose(call_of(TOKENS, salt="7")).reason == "kv: 0 of 6 blocks"
+
+
+def test_a_salt_that_depends_on_the_worker_is_each_workers_own():
+    """An older version's blocks are no overlap, where the salt is the policy version."""
+    bed = Bed().tell(0, stored(TOKENS, salt="1")).tell(1, stored(TOKENS[: 2 * BLOCK], salt="2", first_hash=200)).tell(2)
+    call = call_of(TOKENS)
+    call.identity = replace(call.identity, per_worker=lambda worker: worker.policy_version or "")
+    assert bed.answer(call) == "a: kv: 6 of 6 blocks"
+    for worker in bed.workers:
+        worker.policy_version = "2"
+    assert bed.choose(call).reason == "kv: 2 of 6 blocks"
+    bed.workers[1].policy_version = "3"
+    assert bed.answer(call).endswith("kv: 0 of 6 blocks")
+
+
+def test_what_was_sent_under_an_older_salt_of_the_worker_is_not_guessed_to_be_there():
+    bed = Bed(worker_of("a")).tell(0)
+    call = call_of(TOKENS)
+    call.identity = replace(call.identity, per_worker=lambda worker: worker.policy_version or "")
+    bed.start(call)
+    assert bed.choose(call).reason == "kv: 6 of 6 blocks, guessed"
+    bed.workers[0].policy_version = "2"
+    assert bed.choose(call).reason == "kv: 0 of 6 blocks"
 
 
 def test_what_is_on_its_way_counts_for_whoever_comes_next():
