@@ -321,6 +321,23 @@ class HookSpecs:
         """
 
     @hookspec
+    def explain_unready(self, model: str, workers: "Sequence[Worker]") -> "str | None":
+        """Say what calls to a model lack, although a worker is there that answers whole calls.
+
+        Runs at each `GET /health` and `GET /ready`, for each model of which such a worker is there, until one lacks nothing: then the
+        answer is 200. `model` is its main name, `workers` are those of its workers that take calls, or will after a pause, whatever their
+        roles. Returns why its calls can't be answered, `None` when they can. Changes nothing.
+
+        Raises: nothing; an exception is a 500 that names the plugin.
+
+        Example: no call without its judge.
+
+            @hookimpl
+            def explain_unready(self, model: str, workers: Sequence[Worker]) -> str | None:
+                return None if self.judge_is_there else f"{model}: the judge of its {len(workers)} workers isn't there"
+        """
+
+    @hookspec
     def run_service(self, proxy: "Proxy") -> "Callable[[], Awaitable[None]] | None":
         """Run something for the proxy's whole life, in the proxy's own nursery: discovery, a broker, a subscription.
 

@@ -34,14 +34,14 @@ def add_status_routes(routes: Routes, fleet: Fleet, administration: Administrati
         raise NotFound(f"there is no worker {id_!r}; the fleet has {', '.join(fleet.workers) or 'none'}")
 
     async def health(request: HTTPRequest) -> HTTPReply:
-        """200 when a call could be served, as a vLLM server's `/health` says it of itself: one worker, or any that answers whole calls."""
-        one, workers = bool(request.parameters), list(workers_of(request))
+        """200 when a call could be served, as a vLLM server's `/health` says it of itself: by one worker, or by any model."""
+        workers = list(workers_of(request))
         serving = [worker for worker in workers if worker.state in ("ready", "paused", "updating")]
-        if not any(one or worker.role not in PARTIAL for worker in serving):
-            why = f"worker {workers[0].id!r} is {workers[0].state}: {workers[0].reason}" if one else "no worker is ready"
-            parts = ", ".join(f"{worker.id} is for {worker.role} only" for worker in serving)
-            return HTTPReply.error(NoWorker(f"{why} that answers whole calls: {parts}" if parts else why))
-        return HTTPReply()
+        if not request.parameters:
+            why = _why_unready(serving, registry)
+        else:
+            why = "" if serving else f"worker {workers[0].id!r} is {workers[0].state}: {workers[0].reason}"
+        return HTTPReply.error(NoWorker(why)) if why else HTTPReply()
 
     async def live(_: HTTPRequest) -> HTTPReply:
         return HTTPReply()
@@ -95,6 +95,23 @@ def _number(request: HTTPRequest, name: str, default: N, type_: type[N]) -> N:
     if not 0 <= value < math.inf:
         raise BadRequest(f"{name}: {request.query[name]!r} is not {_KINDS[type_]} from 0 on", param=name)
     return value
+
+
+def _why_unready(serving: Iterable[Worker], registry: Registry) -> str:
+    """Why these workers serve no model; empty when they serve one."""
+    models: dict[str, list[Worker]] = {}
+    for worker in serving:
+        models.setdefault(worker.models[0], []).append(worker)
+    reasons: list[str] = []
+    for model, workers in models.items():
+        if all(worker.role in PARTIAL for worker in workers):
+            parts = ", ".join(f"{worker.id} is for {worker.role} only" for worker in workers)
+            reasons.append(f"no worker is ready that answers whole calls: {parts}")
+        elif told := registry.call("explain_unready", model=model, workers=workers):
+            reasons += told
+        else:
+            return ""
+    return "; ".join(reasons) or "no worker is ready"
 
 
 def _release(worker: Worker) -> str | None:

@@ -4,7 +4,7 @@ Long prompts then don't hold up those who are generating. The KV blocks go from 
 where they are: this plugin runs a call's first parts, hands on what they return, and gives the client one reply.
 """
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from http import HTTPStatus
 from typing import Annotated, Final
 
@@ -16,6 +16,8 @@ from plugins.disaggregation.legs import decode_call, encode_call, prefill_call
 from plugins.disaggregation.merging import Prefilled
 
 _NAME: Final = "disaggregation"
+#: The roles that make a model disaggregated, when it has workers of both.
+_PAIR: Final[tuple[Role, ...]] = ("prefill", "decode")
 
 
 class Settings(PluginSettings, frozen=True):
@@ -65,7 +67,8 @@ class Disaggregation:
     def begin_attempt(self, call: Call) -> Awaitable[Call] | None:
         """See `core.hookspecs`."""
         if call.role == "decode" and not call.kv_transfer_params:
-            return self._prefill(call) if self._has("decode", call, ready=True) else None  # else the core says why there is none
+            ready = any(worker.state == "ready" for worker in self._workers("decode", call.model))
+            return self._prefill(call) if ready else None  # else the core says why there is none
         if call.kv_transfer_params:
             return self._held(call) if call.kv_transfer_params.get("do_remote_prefill") else None
         return self._encode(call) if self._is_to_be_seen(call) else None
@@ -77,11 +80,20 @@ class Disaggregation:
             return None
         legs = [self._previewed(encode_call(call))] if self._is_to_be_seen(call) else []
         if call.role != "decode":
-            return [*legs, f"no prefill elsewhere: {self._why_whole(call)}"] if self._has("prefill", call) else legs
+            return [*legs, f"no prefill elsewhere: {self._why_whole(call)}"] if self._has("prefill", call.model) else legs
         if self._is_mostly_cached(call):
             least = self._settings.threshold
             return [f"no prefill elsewhere: fewer than {least:,} tokens (threshold) are taken not to be cached on the decode worker"]
         return [*legs, self._previewed(prefill_call(call))]
+
+    @hookimpl
+    def explain_unready(self, model: str, workers: Sequence[Worker]) -> str | None:
+        """See `core.hookspecs`."""
+        for role in _PAIR if all(self._has(role, model) for role in _PAIR) else ():
+            if not any(worker.role == role for worker in workers):
+                gone = ", ".join(f"{worker.id} is {worker.state} ({worker.reason})" for worker in self._workers(role, model))
+                return f"no {role} worker is ready: {gone}"
+        return None
 
     @hookimpl
     def eligible_workers(self, call: Call, workers: Sequence[Worker]) -> Sequence[Worker] | None:
@@ -112,7 +124,7 @@ class Disaggregation:
         """A client that disaggregates by itself says what each of its calls is."""
         params = call.kv_transfer_params or {}
         role: Role | None = "prefill" if params.get("do_remote_decode") else "decode" if params.get("do_remote_prefill") else None
-        if role and self._has(role, call):
+        if role and self._has(role, call.model):
             call.role = role
         if role == "decode" and (call.sampling.n or 1) > 1:
             raise BadRequest("sampling_params.n: the blocks of a remote prefill can be had once; send n calls", param="sampling_params.n")
@@ -126,7 +138,7 @@ class Disaggregation:
         # And to vLLM blocks that come from elsewhere are a cache: it would compute the prompt once more (seen with 0.31).
         if (sampling.n or 1) > 1 or sampling.skip_reading_prefix_cache or len(call.token_ids) < self._settings.threshold:
             return False
-        return self._has("prefill", call) and self._has("decode", call)
+        return all(self._has(role, call.model) for role in _PAIR)
 
     def _why_whole(self, call: Call) -> str:
         """Why the prompt is computed where the output is made."""
@@ -159,13 +171,17 @@ class Disaggregation:
 
     def _is_to_be_seen(self, call: Call) -> bool:
         """Whether an encode worker has to look at something first."""
-        return "encode" in self._roles and bool(call.identity.media) and not call.ec_transfer_params and self._has("encode", call)
+        return "encode" in self._roles and bool(call.identity.media) and not call.ec_transfer_params and self._has("encode", call.model)
 
-    def _has(self, role: Role, call: Call, *, ready: bool = False) -> bool:
-        """Whether the call's model has a worker of that role: whether it can be reached or not, unless it must be `ready`."""
-        fleet = self._proxy.fleet
-        workers = fleet.ready if ready else fleet.workers.values()
-        return any(w.role == role and (not call.model or not w.models or call.model in w.models) for w in workers)
+    def _has(self, role: Role, model: str) -> bool:
+        """Whether a model has a worker of that role."""
+        return any(True for _ in self._workers(role, model))
+
+    def _workers(self, role: Role, model: str) -> Iterator[Worker]:
+        """A model's workers of a role, whether they can be reached or not; of any model for a call that names none."""
+        for worker in self._proxy.fleet.workers.values():
+            if worker.role == role and (not model or not worker.models or model in worker.models):
+                yield worker
 
     async def _held(self, call: Call) -> Call:
         return replace(call, stream=True, hold=self._settings.hold, retries=0)

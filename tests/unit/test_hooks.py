@@ -412,6 +412,22 @@ async def test_hook_list_models(opened):
     assert told == [("tiny", None, "tiny", 100), ("math", "tiny", "/math", 100), ("long", None, None, 7)]
 
 
+async def test_hook_explain_unready(opened):
+    class Plugin:
+        @hookimpl
+        def explain_unready(self, model: str, workers):
+            return f"{model}: no judge for {', '.join(worker.id for worker in workers)}" if model == "tiny" else None
+
+    async with opened(Plugin()) as proxy:
+        tiny, part = make_worker("a", state="starting"), make_worker("b", state="starting", role="prefill")
+        for worker, state in ((tiny, "paused"), (part, "ready")):
+            move(proxy.fleet, worker, state)
+        browser = await get(proxy, "/ready")
+        assert (browser.status, browser.json["error"]["message"]) == (503, "tiny: no judge for a, b")
+        move(proxy.fleet, make_worker("c", state="starting", models=("other",)), "ready")
+        assert (await get(proxy, "/ready")).status == 200
+
+
 async def test_hook_run_service(opened):
     seen = []
 

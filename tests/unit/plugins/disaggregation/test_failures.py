@@ -6,7 +6,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from core.errors import CallError, WorkerLost
 from tests.unit.core.lanes import output
-from tests.unit.core.rig import Browser
+from tests.unit.core.rig import Browser, make_worker
 from tests.unit.plugins.disaggregation.fleet import Fleet, decode, lane, prefill, prefilled
 
 FAILED = CallError(500, "engine failed during generation")
@@ -85,6 +85,28 @@ async def test_without_a_prefill_worker_that_is_ready_the_call_is_refused_and_sa
     fleet.move(p, "gone")
     browser = await fleet.ask()
     assert (browser.status, "prefill: no worker is ready: p is gone" in browser.json["error"]["message"]) == (503, True)
+
+
+@pytest.mark.parametrize(("lost", "state", "missing"), [("p", "gone", "prefill"), ("p", "draining", "prefill"), ("d", "gone", "decode")])
+def test_a_model_that_lacks_the_workers_of_one_role_is_not_ready_and_says_so(lost, state, missing):
+    workers = {"p": prefill(), "d": decode(), "whole": make_worker("a")}
+    fleet = Fleet(*workers.values())
+
+    def told() -> list[str]:
+        serving = [worker for worker in workers.values() if worker.state in ("ready", "paused")]
+        return fleet.registry.call("explain_unready", model="tiny", workers=serving)
+
+    assert told() == []
+    fleet.move(workers[lost], "paused")
+    assert told() == []
+    fleet.move(workers[lost], state)
+    assert told() == [f"no {missing} worker is ready: {lost} is {state} (in a test)"]
+
+
+def test_a_model_without_prefill_workers_lacks_none():
+    d = decode()
+    assert Fleet(d, prefill(name="q")).registry.call("explain_unready", model="other", workers=[d]) == []
+    assert Fleet(d).registry.call("explain_unready", model="tiny", workers=[d]) == []
 
 
 async def test_a_prefill_whose_client_goes_is_cancelled_and_nothing_follows():
