@@ -1,20 +1,29 @@
 """`python -m plugins.stand_in`: run one stand-in worker."""
 
 import asyncio
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import msgspec
 
+from plugins.stand_in.engine.encoder import ECTransferConfig
 from plugins.stand_in.kv_events import KVEventsConfig
 from plugins.stand_in.options import Options
 from plugins.stand_in.server import run
 
 _DEFAULTS = Options()
+_T = TypeVar("_T")
 
 
 def _option(name: str, help_text: str, **settings: Any) -> Any:
     return click.option(name, default=getattr(_DEFAULTS, name[2:].split("/")[0].replace("-", "_")), help=help_text, **settings)
+
+
+def _parsed(option: str, text: str, model: type[_T]) -> _T | None:
+    try:
+        return msgspec.json.decode(text, type=model) if text else None
+    except msgspec.MsgspecError as error:
+        raise click.BadParameter(str(error), param_hint=option) from error
 
 
 @click.command(context_settings={"show_default": True})
@@ -34,6 +43,8 @@ def _option(name: str, help_text: str, **settings: Any) -> Any:
 @_option("--cache-blocks", "Blocks that the prefix cache keeps.", type=click.IntRange(0))
 @click.option("--kv-events-config", metavar="JSON", default="", help="As vLLM's: where KV events are published.")
 @_option("--enable-lora/--no-enable-lora", "Accept LoRA adapters.")
+@_option("--enable-media/--no-enable-media", "Accept images, videos and sounds, prepared, over gRPC.")
+@click.option("--ec-transfer-config", metavar="JSON", default="", help="As vLLM's: who looks at them for whom.")
 @_option("--enable-sleep-mode/--no-enable-sleep-mode", "Accept sleep and wake-up.")
 @_option("--weight-transfer-backend", "`nccl` is checked as vLLM does; another name takes anything; empty: none.")
 @_option("--kv-lease", "Seconds that a prefill keeps its blocks for a decode that doesn't come.", type=click.FloatRange(0))
@@ -42,16 +53,13 @@ def _option(name: str, help_text: str, **settings: Any) -> Any:
 @_option("--stream-interval", "Tokens per streamed message, after the first.", type=click.IntRange(1))
 @_option("--shutdown-timeout", "Seconds that running calls may go on after SIGTERM.", type=click.FloatRange(0))
 @click.option("--exit-with-parent", is_flag=True, help="End when stdin closes.")
-def main(kv_events_config: str, **settings: Any) -> None:
+def main(kv_events_config: str, ec_transfer_config: str, **settings: Any) -> None:
     """A worker that keeps vLLM 0.33's contract on gRPC and HTTP, without a model.
 
     Prints one JSON line with its ports when it is ready.
     """
-    try:
-        kv_events = msgspec.json.decode(kv_events_config, type=KVEventsConfig) if kv_events_config else None
-    except msgspec.MsgspecError as error:
-        raise click.BadParameter(str(error), param_hint="--kv-events-config") from error
-    options = Options(kv_events=kv_events, **settings)
+    kv_events = _parsed("--kv-events-config", kv_events_config, KVEventsConfig)
+    options = Options(kv_events=kv_events, ec_transfer=_parsed("--ec-transfer-config", ec_transfer_config, ECTransferConfig), **settings)
     if options.eos_token_id >= options.vocab_size:
         raise click.BadParameter(f"must be below --vocab-size, {options.vocab_size}", param_hint="--eos-token-id")
     try:

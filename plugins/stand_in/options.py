@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from uuid import uuid4
 
+from plugins.stand_in.engine.encoder import ECTransferConfig
 from plugins.stand_in.kv_events import KVEventsConfig
 
 #: The vLLM version whose behaviour the stand-in keeps, marked so that nobody takes it for the real one.
@@ -37,6 +38,8 @@ class Options:
     block_size: int = 16  #: of the prefix cache
     cache_blocks: int = 16384  #: kept in the prefix cache; the least recently used goes first
     enable_lora: bool = True
+    enable_media: bool = False  #: accept images, videos and sounds, prepared
+    ec_transfer: ECTransferConfig | None = None  #: who looks at them
     enable_sleep_mode: bool = True
     weight_transfer_backend: str = "nccl"  #: empty: none, and the weight calls are refused
     kv_events: KVEventsConfig | None = None  #: where they are published

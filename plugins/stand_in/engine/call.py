@@ -38,6 +38,14 @@ class Sampling:
     prompt_logprobs: int | None = None
 
 
+class Medium(NamedTuple):
+    """An image, a video or a sound of a prompt: what it is called, and which of the prompt's tokens stand for it."""
+
+    identifier: str
+    offset: int
+    length: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Call:
     """One request to generate, parsed but not yet checked."""
@@ -46,6 +54,7 @@ class Call:
     prompt: Sequence[int]
     sampling: Sampling
     adapter: Adapter | None = None
+    media: Sequence[Medium] = ()  #: by their offset
     data_parallel_rank: int | None = None  #: None: any
     salt: str | None = None
     bypass_prefix_cache: bool = False
@@ -77,7 +86,7 @@ class Row(NamedTuple):
 class Finish:
     """How a call ended.
 
-    `reason` is `length`, `stop` or `abort`. With `stop`, exactly one of the three causes is set.
+    `reason` is `length`, `stop` or `abort`. With `stop`, exactly one of the three causes is set, if there is a token.
     """
 
     reason: str
@@ -87,6 +96,7 @@ class Finish:
     eos_token_id: int | None = None
     stop_string: str | None = None
     kv_transfer_params: Mapping[str, Any] | None = None
+    ec_transfer_params: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,15 @@
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from hashlib import blake2b
 
-from plugins.stand_in.engine.adapters import Adapter, Adapters
-from plugins.stand_in.engine.call import Call, Event, PromptRead, Row
+from plugins.stand_in.engine.adapters import Adapters
+from plugins.stand_in.engine.call import Call, Event, Finish, PromptRead, Row, Step
 from plugins.stand_in.engine.checks import Plan, check
+from plugins.stand_in.engine.encoder import Encoder
 from plugins.stand_in.engine.generation import Generation
 from plugins.stand_in.engine.handoff import cached_remotely, remote_blocks
-from plugins.stand_in.engine.model import Context, Distribution, Model
+from plugins.stand_in.engine.model import Model
 from plugins.stand_in.engine.prefix_cache import Namespace
 from plugins.stand_in.engine.rank import Rank
 from plugins.stand_in.engine.refusal import EngineDead, Paused, Problem, Refused
@@ -30,6 +32,7 @@ class Engine:
         self.scheduler = Scheduler(options.token_delay)
         self.weights = Weights(options.weight_transfer_backend, options.world_size)
         self.adapters = Adapters(enabled=options.enable_lora, reserved=options.names)
+        self.encoder = Encoder(options.ec_transfer)
         self.ranks = tuple(Rank(number, options) for number in range(options.data_parallel_size))
         self._model = Model(options.vocab_size)
 
@@ -51,7 +54,8 @@ class Engine:
         blocks of a remote prefill can't be had.
         Closing the generator takes the call out of the engine.
         """
-        generation = Generation(plan, self.options, lambda context: self._distribution(context, plan.call.adapter))
+        more = _beside_the_weights(plan.call)
+        generation = Generation(plan, self.options, lambda context: self._model.distribution(context, self.weights.identity + more))
         rank = self._rank(plan.call.data_parallel_rank)
         with self.scheduler.enter(plan.call.request_id, rank.number) as entry:
             try:
@@ -61,6 +65,12 @@ class Engine:
                 raise
             if moving and (params := remote_blocks(plan)) and not await pull(params, self.options.kv_transfer_delay):
                 raise Refused(Problem.INTERNAL, "engine failed during generation")
+            if moving:
+                self.encoder.see(plan.call.media)
+            if moving and self.encoder.is_all:
+                yield PromptRead(plan.prompt)
+                yield Step((), (), finish=Finish("stop", 0, 0, ec_transfer_params=self.encoder.hand_over(plan.call.media)))
+                return
             prompt = PromptRead(plan.prompt, await self._prefill(plan, generation, rank) if moving else None)
             sent = False
             while generation.finish is None:
@@ -125,10 +135,6 @@ class Engine:
         except ValueError as error:
             raise Refused(Problem.INTERNAL, f"{method} failed: {error}") from error
 
-    def _distribution(self, context: Context, adapter: Adapter | None) -> Distribution:
-        weights = self.weights.identity + (adapter.weights if adapter else b"")
-        return self._model.distribution(context, weights)
-
     def _rank(self, number: int | None) -> Rank:
         return self.ranks[number] if number is not None else min(self.ranks, key=lambda rank: sum(self.scheduler.counts(rank.number)))
 
@@ -157,9 +163,15 @@ class Engine:
         # The last token was never computed on, so its KV does not exist.
         rank.prefix_cache.store([*plan.prompt, *generation.output[:-1]], _namespace(plan.call))
         if generation.finish is not None and generation.finish.reason != "abort":
-            params = rank.handoffs.hand_over(plan, generation.cached_tokens)
-            generation.finish = replace(generation.finish, kv_transfer_params=params)
+            params, seen = rank.handoffs.hand_over(plan, generation.cached_tokens), self.encoder.hand_over(plan.call.media)
+            generation.finish = replace(generation.finish, kv_transfer_params=params, ec_transfer_params=seen)
+
+
+def _beside_the_weights(call: Call) -> bytes:
+    """What a call's tokens depend on beside its context and the weights of the base model."""
+    seen = blake2b(repr(call.media).encode(), digest_size=16).digest() if call.media else b""
+    return (call.adapter.weights if call.adapter else b"") + seen
 
 
 def _namespace(call: Call) -> Namespace:
-    return Namespace(call.salt or "", call.adapter)
+    return Namespace(call.salt or "", call.adapter, call.media)

@@ -9,6 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from plugins.stand_in.engine.adapters import Adapter
+from plugins.stand_in.engine.call import Medium
 
 #: An event as vLLM publishes it, but for MessagePack.
 KVEvent = dict[str, Any]
@@ -20,12 +21,17 @@ class Namespace:
 
     salt: str = ""
     adapter: Adapter | None = None
+    media: Sequence[Medium] = ()
 
     @property
     def key(self) -> bytes:
         """Stands for it in the first block's key."""
         namespace = self.salt.encode() + b"\0\0" + (self.adapter.namespace if self.adapter else b"")
         return blake2b(namespace, digest_size=16).digest()
+
+    def seen(self, start: int, end: int) -> list[list[Any]]:
+        """The media of a block, and where they begin, seen from there (vLLM 0.33: before it, below zero)."""
+        return [[name, offset - start] for name, offset, length in self.media if offset < end and offset + length > start]
 
 
 class PrefixCache:
@@ -76,7 +82,11 @@ class PrefixCache:
     def _keys(self, tokens: Sequence[int], namespace: Namespace) -> Iterator[bytes]:
         key = namespace.key
         for start in range(0, len(tokens) - self.block_size + 1, self.block_size):
-            key = blake2b(array("I", tokens[start : start + self.block_size]).tobytes(), key=key, digest_size=16).digest()
+            end = start + self.block_size
+            block = array("I", tokens[start:end]).tobytes()
+            if media := namespace.seen(start, end):
+                block += repr(media).encode()
+            key = blake2b(block, key=key, digest_size=16).digest()
             yield key
 
     def _stored(self, tokens: Sequence[int], keys: Sequence[bytes], namespace: Namespace) -> Iterator[KVEvent]:
@@ -87,8 +97,7 @@ class PrefixCache:
                 continue
             indices = list(run)
             first, end = indices[0], indices[-1] + 1
-            salts = [[namespace.salt] if index == 0 and namespace.salt else [] for index in indices]
-            extra_keys = [([adapter.name] if adapter else []) + salt or None for salt in salts]
+            extra_keys = [self._extra_keys(index, namespace) for index in indices]
             yield {
                 "type": "BlockStored",
                 "block_hashes": [_hash(key) for key in keys[first:end]],
@@ -102,6 +111,13 @@ class PrefixCache:
                 "group_idx": 0,
                 "kv_cache_spec_kind": "full_attention",
             }
+
+    def _extra_keys(self, block: int, namespace: Namespace) -> list[Any] | None:
+        """What a block's hash was made of beside its tokens, in vLLM's order."""
+        adapter: list[Any] = [namespace.adapter.name] if namespace.adapter else []
+        salt = [namespace.salt] if block == 0 and namespace.salt else []
+        start = block * self.block_size
+        return [*adapter, *namespace.seen(start, start + self.block_size), *salt] or None
 
 
 def _hash(key: bytes) -> int:

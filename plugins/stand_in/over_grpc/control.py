@@ -72,6 +72,7 @@ class Control(vllm.ControlBase):
             supports_text_input=True,
             supports_token_ids_input=True,
             supports_lora=options.enable_lora,
+            supports_multimodal=options.enable_media,
         )
 
     async def get_kv_event_sources(self, message: vllm.GetKvEventSourcesRequest) -> vllm.GetKvEventSourcesResponse:

@@ -60,3 +60,5 @@ def _add_finish(info: pb.FinishInfo, finish: Finish) -> None:
         info.stop_string = finish.stop_string
     if finish.kv_transfer_params is not None:
         info.kv_transfer_params.update(finish.kv_transfer_params)
+    if finish.ec_transfer_params is not None:
+        info.ec_transfer_params.update(finish.ec_transfer_params)

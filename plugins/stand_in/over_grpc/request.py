@@ -1,5 +1,6 @@
 """From a `GenerateRequest` to a call, with vLLM 0.33's defaults for what is absent."""
 
+from collections.abc import Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -8,7 +9,7 @@ from google.protobuf.struct_pb2 import Struct
 
 from core.wire.generated import inference_pb2 as pb
 from plugins.stand_in.engine.adapters import Adapters
-from plugins.stand_in.engine.call import Call, Sampling
+from plugins.stand_in.engine.call import Call, Medium, Sampling
 from plugins.stand_in.engine.checks import check_json_schema
 from plugins.stand_in.engine.refusal import Problem, Refused, invalid
 from plugins.stand_in.engine.text import encode
@@ -31,13 +32,14 @@ def to_call(request: pb.GenerateRequest, options: Options, adapters: Adapters, r
         raise invalid("num_sequences > 1 is not supported")
     sampling = _sampling(request)
     adapter = adapters.get(request.lora_name) if request.lora_name else None
-    _refuse_media(request)
+    media = _media(request, options)
     response = request.response
     return Call(
         request_id=request.request_id or str(uuid4()),
         prompt=encode(request.text) if request.WhichOneof("prompt") == "text" else request.token_ids.ids,
         sampling=sampling,
         adapter=adapter,
+        media=media,
         data_parallel_rank=rank,
         salt=request.kv.cache_salt or None,
         bypass_prefix_cache=request.kv.bypass_prefix_cache,
@@ -96,15 +98,29 @@ def _structured_output(decoding: pb.DecodingParameters) -> tuple[str, Any] | Non
     return kind, tuple(decoding.choice.choices) if kind == "choice" else getattr(decoding, kind)
 
 
-def _refuse_media(request: pb.GenerateRequest) -> None:
+def _media(request: pb.GenerateRequest, options: Options) -> Sequence[Medium]:
     for place, item in enumerate(request.media):
         source = item.WhichOneof("source")
         if source is None:
             raise invalid(f"media[{place}].source is required")
         if source == "features" and not item.features.HasField("kwargs"):
             raise invalid(f"media[{place}]: features.kwargs is required")
-    if request.media:
+    if request.media and not options.enable_media:
         raise invalid("media: the model takes text only")
+    media = [_medium(f"media[{place}]", item, request) for place, item in enumerate(request.media)]
+    return tuple(sorted(media, key=lambda medium: medium.offset))
+
+
+def _medium(where: str, item: pb.MediaItem, request: pb.GenerateRequest) -> Medium:
+    """One of the media, as far as it's looked at: what its `kwargs` hold is taken as it is."""
+    features = item.features
+    if item.WhichOneof("source") != "features" or request.WhichOneof("prompt") != "token_ids":
+        raise invalid(f"{where}: the stand-in takes prepared features, and token_ids that have room for them")
+    if not features.identifier:
+        raise invalid(f"{where}: features.identifier must not be empty")
+    if not features.length or features.offset + features.length > len(request.token_ids.ids):
+        raise invalid(f"{where}: features.offset and features.length must lie within the prompt")
+    return Medium(features.identifier, features.offset, features.length)
 
 
 def _from_struct(struct: Struct) -> dict[str, Any] | None:
