@@ -5,13 +5,15 @@ made up, yet depend on the prompt, the seed, the weights and the adapter. Run on
 """
 
 from collections.abc import Awaitable, Callable
+from typing import Annotated
 
 import structlog
 import trio
-from msgspec import field
+from msgspec import Meta, field
 
 from core import PluginSettings, Proxy, WorkerSettings, hookimpl
-from plugins.stand_in.process import stand_in_process
+from plugins.stand_in.command_line import parse
+from plugins.stand_in.process import StandInFailed, stand_in_process
 
 log = structlog.stdlib.get_logger()
 
@@ -20,9 +22,17 @@ class Settings(PluginSettings, frozen=True):
     """`[plugins.stand-in]`."""
 
     #: How many processes, and so workers.
-    workers: int = 1
+    workers: Annotated[int, Meta(ge=1)] = 1
     #: More of the command line of `python -m plugins.stand_in`, for each of them.
-    arguments: list[str] = field(default_factory=list)
+    arguments: list[str] = field(default_factory=list[str])
+
+    def __post_init__(self) -> None:
+        try:
+            options = parse(self.arguments)
+        except ValueError as error:
+            raise ValueError(f"arguments: {error}") from error
+        if self.workers > 1 and (options.grpc_port or options.http_port or options.side_channel_port):
+            raise ValueError(f"arguments: {self.workers} workers can't share a port; leave the ports out")
 
 
 class StandIn:
@@ -48,5 +58,8 @@ class StandIn:
         return service
 
     async def _serve(self, proxy: Proxy, name: str) -> None:
-        async with stand_in_process(*self._settings.arguments) as address:
-            await proxy.fleet.serve(WorkerSettings(id=name, grpc=address.grpc, http=address.http))
+        try:
+            async with stand_in_process(*self._settings.arguments) as address:
+                await proxy.fleet.serve(WorkerSettings(id=name, grpc=address.grpc, http=address.http))
+        except StandInFailed as error:
+            log.error("stand_in.failed", worker=name, reason=str(error))  # noqa: TRY400 - the process has said why on stderr
