@@ -15,6 +15,7 @@ from plugins.routed_experts.npy import read_data, read_header
 
 Form = Literal["raw", "npy"]
 
+_NAME: Final = "routed-experts"
 HEADER: Final = "x-headrace-routed-experts"
 _KEY: Final = "return_routed_experts"
 _START: Final = "sampling_params.routed_experts_prompt_start"
@@ -24,7 +25,7 @@ class Settings(PluginSettings, frozen=True):
     """`[plugins.routed-experts]`."""
 
     form: Form = "raw"  #: `raw`: `{"data", "shape", "start", "dtype"}`; `npy`: vLLM's string. A call's `x-headrace-routed-experts` wins
-    always: bool = False  #: every call asks: for clients that say nothing and take what comes
+    always: bool = False  #: every call asks that doesn't say no: for clients that say nothing and take what comes
     workers: tuple[str, ...] = ()  #: ids of the workers that capture (`--enable-return-routed-experts`); empty: all of them
 
 
@@ -38,7 +39,7 @@ class Rows(Struct, frozen=True):
 
 
 class RoutedExperts:
-    """A call asks with `return_routed_experts: true`, or with `sampling_params.routed_experts_prompt_start`."""
+    """A call asks with `return_routed_experts: true`, or with `sampling_params.routed_experts_prompt_start`; `false` says no to all."""
 
     settings_type = Settings
 
@@ -52,8 +53,12 @@ class RoutedExperts:
         if call.relayed:  # its answer isn't looked into
             return
         asked = self._settings.always
-        if call.unclaimed and (raw := call.unclaimed.pop(_KEY, None)) is not None:
-            asked = _flag(raw) or asked
+        if call.unclaimed and (raw := call.unclaimed.pop(_KEY, None)) is not None and (said := _flag(raw)) is not None:
+            asked = said
+            if not said:
+                call.sampling.routed_experts_prompt_start = None
+                call.needs.discard(_START)
+                call.notes[_NAME] = said
         if not asked and call.sampling.routed_experts_prompt_start is None:
             return
         _check(call)
@@ -76,6 +81,9 @@ class RoutedExperts:
     def lift_output(self, call: Call, output: Output) -> None:
         """See `core.hookspecs`."""
         choice = output.choice
+        if _NAME in call.notes:
+            choice.routed_experts = None
+            return
         if choice.finish_reason is None and choice.routed_experts is None:
             return
         if choice.routed_experts is None and call.sampling.routed_experts_prompt_start is None:
@@ -89,7 +97,9 @@ class RoutedExperts:
     def lift_result(self, call: Call, result: GenerateReply) -> None:
         """See `core.hookspecs`."""
         for choice in result.choices:
-            if choice.routed_experts is not None or call.sampling.routed_experts_prompt_start is not None:
+            if _NAME in call.notes:
+                choice.routed_experts = None
+            elif choice.routed_experts is not None or call.sampling.routed_experts_prompt_start is not None:
                 prompt, completion = result.usage.prompt_tokens, len(choice.token_ids)
                 choice.routed_experts = self._lifted(call, choice.routed_experts, choice.finish_reason, prompt, completion)
 
@@ -117,9 +127,10 @@ def _formed(encoded: object, form: str, start: int, rows: int) -> Rows | str:
     return encoded if form == "npy" else Rows(read_data(encoded, header), header.shape, start, header.dtype)
 
 
-def _flag(raw: msgspec.Raw) -> bool:
+def _flag(raw: msgspec.Raw) -> bool | None:
+    """What the client said; a null is nothing."""
     try:
-        return bool(msgspec.json.decode(raw, type=bool | None))
+        return msgspec.json.decode(raw, type=bool | None)
     except msgspec.ValidationError as error:
         raise BadRequest(f"{_KEY}: {error}", param=_KEY) from error
 

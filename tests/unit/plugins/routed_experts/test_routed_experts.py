@@ -65,6 +65,26 @@ async def test_with_always_every_call_asks():
     assert rows(browser)["shape"] == [4, 2, 2]
 
 
+async def test_with_always_a_null_is_no_no():
+    browser = await ask(http_lane(answer(encoded((ROWS, 2, 2)), 7, 8)), Settings(always=True), return_routed_experts=None)
+    assert rows(browser)["shape"] == [4, 2, 2]
+
+
+@pytest.mark.parametrize("sampling", [{}, {"routed_experts_prompt_start": 3}])
+async def test_who_says_no_goes_as_he_would_even_with_always(sampling):
+    both = make_worker("a", ScriptedLane([output(7, finish="stop")]), http_lane(answer(encoded((3, 2, 2)), 7)))
+    rig = Rig(both, plugins=[RoutedExperts(Settings(always=True))])
+    browser = await Browser({"token_ids": PROMPT, "sampling_params": sampling, "return_routed_experts": False}).ask(rig)
+    assert (rig.outcome.wire, rows(browser)) == ("grpc", None)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_who_says_no_gets_none_of_a_worker_that_sends_them_to_all(stream):
+    lane = http_lane(answer(encoded((ROWS, 2, 2)), 7, 8))
+    browser = await ask(lane, Settings(always=True), return_routed_experts=False, stream=stream)
+    assert (browser.status, b'"data":"' in browser.raw) == (200, False)
+
+
 @pytest.mark.parametrize(("settings", "headers"), [(Settings(form="npy"), {}), (Settings(), {"x-headrace-routed-experts": "npy"})])
 async def test_the_file_is_given_as_it_is_when_that_is_wanted(settings, headers):
     browser = await ask(http_lane(answer(encoded((ROWS, 2, 2)), 7, 8)), settings, headers, return_routed_experts=True)
