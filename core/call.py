@@ -186,6 +186,8 @@ class Call(Struct, kw_only=True):
     #: The body goes to a worker's HTTP server as it is (`Proxy.relay`): `token_ids` is empty and `sampling` says nothing, and what stays
     #: in `unclaimed` is the worker's to judge.
     relayed: bool = False
+    #: Whether KV blocks may come of it, or be used: not so where text only becomes tokens, say, and a salt says nothing.
+    touches_kv: bool = True
     #: Request headers, names in lower case.
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     unclaimed: dict[str, msgspec.Raw] = field(default_factory=dict[str, msgspec.Raw])

@@ -55,16 +55,18 @@ class Relay:
         self._path = path
         self._clients = clients
 
-    async def __call__(self, exchange: Exchange, reader: Reader | None = None) -> None:
+    async def __call__(self, exchange: Exchange, reader: Reader | None = None, *, touches_kv: bool = True) -> None:
         """Relay one request to the same path of a worker, and write its answer.
 
         A worker that is lost before its first byte is replaced by another one. One that is lost later can't be: events then end with one
         that has the error in vLLM's form, and every answer ends without its end, so that its client knows.
 
+        `touches_kv`: see `Call`.
+
         Cancellation: the worker's connection is closed at once.
         Raises: `BadRequest` for a body that is no JSON object; nothing once the call has begun.
         """
-        call, body = parse_relayed(exchange.request.body, exchange.request.headers)
+        call, body = parse_relayed(exchange.request.body, exchange.request.headers, touches_kv=touches_kv)
         request = _request(exchange, call)
 
         def ask_worker(choice: Choice, data: bytes) -> AbstractAsyncContextManager[Answer]:
@@ -89,7 +91,7 @@ class Relay:
                     await reply.break_off(error)
 
 
-def parse_relayed(data: bytes, headers: Mapping[str, str]) -> tuple[Call, RelayedBody]:
+def parse_relayed(data: bytes, headers: Mapping[str, str], *, touches_kv: bool = True) -> tuple[Call, RelayedBody]:
     """The call that a body asks for, of which only the top level is read, and the body to send on.
 
     `x-request-id` wins over the body's `request_id`.
@@ -109,6 +111,7 @@ def parse_relayed(data: bytes, headers: Mapping[str, str]) -> tuple[Call, Relaye
         session_id=headers.get("x-session-id", ""),
         data_parallel_rank=rank_of(headers),
         relayed=True,
+        touches_kv=touches_kv,
         headers=headers,
         unclaimed={key: raw for key, raw in members.items() if key not in _READ},
     )

@@ -42,7 +42,7 @@ class CacheSalt:
         """See `core.hookspecs`."""
         if may_hold_salts(call):
             call.cache_salt = _one_of(take_salts(call))
-        if self._require and not call.cache_salt:
+        if self._require and not call.cache_salt and call.touches_kv:
             raise BadRequest(
                 f"cache_salt: a salt is required here; send the policy version as cache_salt, or in the header {HEADER}",
                 param="cache_salt",
@@ -51,18 +51,21 @@ class CacheSalt:
     @hookimpl
     def identify_call(self, call: Call) -> None:
         """See `core.hookspecs`."""
-        if self._by_version and not call.cache_salt:
+        if self._wants_version(call):
             call.identity = replace(call.identity, per_worker=_version_salt)
 
     @hookimpl
     def eligible_workers(self, call: Call, workers: Sequence[Worker]) -> Sequence[Worker] | None:
         """See `core.hookspecs`."""
-        if not self._by_version or call.cache_salt:
+        if not self._wants_version(call):
             return None
         telling = [worker for worker in workers if worker.policy_version]
         if not telling:
             raise NoWorker("no worker tells its policy version, which is the salt of a call that has none; send a cache_salt")
         return telling
+
+    def _wants_version(self, call: Call) -> bool:
+        return self._by_version and not call.cache_salt and call.touches_kv
 
 
 def _version_salt(worker: Worker) -> str:

@@ -18,6 +18,8 @@ ROUTES: Final = (
     "/detokenize",
     "/tokenize",
 )
+#: Of these no KV comes: they are about text and tokens alone.
+_TEXTS: Final = frozenset({"/v1/chat/completions/render", "/detokenize", "/tokenize"})
 
 
 class Settings(PluginSettings, frozen=True):
@@ -47,7 +49,7 @@ class OpenAIRelay:
         """See `core.hookspecs`."""
 
         async def relay(exchange: Exchange) -> None:
-            await proxy.relay(exchange, UsageReader())
+            await proxy.relay(exchange, UsageReader(), touches_kv=exchange.request.path not in _TEXTS)
 
         for path in self._routes:
             routes.add_streamed("POST", path, relay)

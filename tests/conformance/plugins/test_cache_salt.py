@@ -152,3 +152,11 @@ def test_a_relayed_route_has_the_policy_version_as_its_salt(scripted_worker, com
     with headrace(scripted_worker, settings=BY_VERSION) as proxy:
         assert complete(proxy) == "default"
         assert complete(proxy, cache_salt="7") == "7"
+
+
+def test_a_relayed_route_that_touches_no_kv_needs_no_salt(scripted_worker, complete):
+    with headrace(scripted_worker, settings="[plugins.cache-salt]\nrequire = true") as proxy:
+        assert complete(proxy)["param"] == "cache_salt"
+        for route, body in (("/tokenize", {"prompt": "hello"}), ("/detokenize", {"tokens": [72, 105]})):
+            reply = httpx.post(f"{proxy.url}{route}", json={"model": scripted_worker.model, **body}, timeout=30)
+            assert (route, reply.status_code) == (route, 200), reply.text

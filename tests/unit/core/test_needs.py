@@ -123,6 +123,7 @@ OURS = {
     "created",
     "started",
     "relayed",
+    "touches_kv",
     "data_parallel_rank",  # the placement's, see test_ranks
 }
 

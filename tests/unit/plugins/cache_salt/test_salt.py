@@ -148,6 +148,15 @@ def test_with_require_a_call_without_a_salt_is_refused():
     assert received({"sampling_params": {"cache_salt": "0"}}, require=True).cache_salt == "0"
 
 
+def test_a_call_of_which_no_kv_comes_needs_no_salt_and_gets_none():
+    call = make_call(relayed=True, touches_kv=False)
+    CacheSalt(Settings(require=True)).receive_call(call)
+    by_version = CacheSalt(Settings(default="weight-version"))
+    by_version.identify_call(call)
+    assert (call.cache_salt, call.identity) == ("", Identity())
+    assert by_version.eligible_workers(call, [make_worker("a", ScriptedLane([]))]) is None
+
+
 def test_require_and_a_default_exclude_each_other():
     with pytest.raises(SettingsError, match=r"plugins\.cache-salt: .*set one of them"):
         convert_settings({"require": True, "default": "weight-version"}, Settings, source="headrace.toml", path="plugins.cache-salt")
