@@ -3,7 +3,8 @@
 Eight components in the cache folder (`cache.py`), about 4.4 GB in all:
 
 * `vllm-rs-0.33.0` and `vllm-rs-0.31.0`: vLLM's server binary, out of its wheel. The newer one serves the scripted engine, the other one
-  the real engine, because the newest engine for the CPU that agrees with its server in everything that we test is 0.31.
+  the real engine, because the newest engine for the CPU that agrees with its server in everything that we test is 0.31. The newer one can
+  serve that engine too, and tells in its replies how much of a prompt was cached; but it can't pause it, and can't give it adapters.
 * `engine-0.31.0`: an environment of its own with the CPU build of vLLM's engine.
 * `models`: a tiny model with random weights, in two versions, and an adapter for it.
 * `engine-0.30.0`: only that engine's own two packages; before the ones of `engine-0.31.0` on the search path they make an engine that

@@ -16,7 +16,12 @@ def ask(proxy: RunningProxy, token_ids: list[int], sampling: dict[str, object] |
 
 
 def cached_tokens(worker: RunningWorker, proxy: RunningProxy, token_ids: list[int], sampling=None, **more) -> int:
-    """Make the call, the only one on the worker, and tell how many tokens of its prompt the worker had.
+    """Make the call, the only one on the worker, and tell how many tokens of its prompt the worker had."""
+    return ask_counting(worker, proxy, token_ids, sampling, **more)[1]
+
+
+def ask_counting(worker: RunningWorker, proxy: RunningProxy, token_ids: list[int], sampling=None, **more) -> tuple[httpx.Response, int]:
+    """The same, with the reply.
 
     vLLM 0.31 doesn't tell it in its answers; then its counters do.
     """
@@ -24,10 +29,10 @@ def cached_tokens(worker: RunningWorker, proxy: RunningProxy, token_ids: list[in
     reply = ask(proxy, token_ids, sampling, **more)
     assert reply.status_code == 200, reply.text
     if details := reply.json()["usage"]["prompt_tokens_details"]:
-        return details["cached_tokens"]
+        return reply, details["cached_tokens"]
     # They follow the answer, together.
     wait_for(lambda: _counters(worker)[0] >= queried + len(token_ids))
-    return _counters(worker)[1] - hit
+    return reply, _counters(worker)[1] - hit
 
 
 def _counters(worker: RunningWorker) -> tuple[int, int]:
