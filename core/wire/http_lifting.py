@@ -102,7 +102,7 @@ def lift_from_http(call: Call, data: bytes | str, index: int) -> Output:
         prompt_tokens=usage.prompt_tokens if usage else len(answer.prompt_token_ids or call.token_ids),
         cached_tokens=details.cached_tokens if details else None,
         completion_tokens=usage.completion_tokens if usage else whole,
-        prompt_logprobs=_own_token_first(answer.prompt_logprobs, call.token_ids),
+        prompt_logprobs=_own_token_first(answer.prompt_logprobs, answer.prompt_token_ids or call.token_ids),
         prompt_token_id_logprobs=answer.prompt_token_id_logprobs,
         prompt_token_ids=answer.prompt_token_ids,
         mm_placeholders=answer.mm_placeholders,

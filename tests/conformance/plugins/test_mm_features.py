@@ -106,6 +106,18 @@ def test_a_picture_as_it_is_reaches_the_engine_under_the_name_of_its_content(see
 
 
 @pytest.mark.real
+@pytest.mark.real
+def test_prompt_logprobs_of_a_picture_have_the_own_token_of_the_prompt_that_the_worker_made_first(bound):
+    """The engine gives the candidates in no particular order; several prompts make it unlikely that all are right by chance."""
+    prompt = [65, *RAW_PROMPT, *range(70, 100)]
+    reply = ask(bound, token_ids=prompt, content_parts=PARTS, sampling_params={"max_tokens": 1, "prompt_logprobs": 5})
+    assert reply.status_code == 200, reply.text
+    whole = reply.json()
+    assert len(whole["prompt_token_ids"]) > len(prompt)
+    own = [next(iter(position)) for position in whole["prompt_logprobs"][1:]]
+    assert own == [str(token) for token in whole["prompt_token_ids"][1:]]
+
+
 def test_with_an_adapter_the_name_is_bound_to_it(seeing, bound, tmp_path):
     (tmp_path / "adapter_config.json").write_text("{}")
     (tmp_path / "adapter_model.safetensors").write_bytes(b"")

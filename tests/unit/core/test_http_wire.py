@@ -133,6 +133,16 @@ def test_the_prompts_own_token_comes_first_though_the_server_sends_them_in_no_or
     assert [position and list(position) for position in positions] == [None, ["2", "100"], ["3"]]
 
 
+def test_the_prompts_own_token_is_that_of_the_prompt_which_the_worker_made_of_a_medium():
+    data = (
+        b'{"choices":[{"token_ids":[7],"finish_reason":"length"}],"prompt_token_ids":[1,9,9,2],"prompt_logprobs":[null,'
+        b'{"5":{"logprob":-1},"9":{"logprob":-2}},{"1":{"logprob":-1},"9":{"logprob":-2}},{"3":{"logprob":-1},"2":{"logprob":-2}}]}'
+    )
+    positions = lift_from_http(make_call(token_ids=[1, 9, 2]), data, 0).prompt_logprobs
+    assert positions
+    assert [next(iter(position)) for position in positions if position] == ["9", "9", "2"]
+
+
 def test_an_answer_of_vllm_031_names_tokens_by_text_and_repeats_the_sampled_one():
     choice = lift_from_http(make_call(), UNARY_31, 0).choice
     assert choice.logprobs
