@@ -1,6 +1,5 @@
 """Pictures for a real model that sees: what it answers through headrace is what it answers directly, and caches are shared by content."""
 
-import base64
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -11,21 +10,12 @@ import pytest
 
 from core.wire.generated import inference_pb2 as pb
 from tests import workers
+from tests.e2e.pictures import BLOCK, BLUE_PNG, LENGTH, PLACE, PROMPT, RAW_PROMPT, RED_PNG, features, parts, post, tokens
 from tests.proxy import RunningProxy, headrace
 from tests.workers import RunningWorker
-from tests.workers.images import IN_PROMPT, OFFSET, TOKENS, png, prepared
-from tests.workers.tiny_vision import IMAGE, VISION_END, VISION_START
+from tests.workers.images import TOKENS, prepared
 
 pytestmark = pytest.mark.real
-
-#: Tokens of one block of the CPU engine's prefix cache.
-BLOCK = 128
-LENGTH = 6
-#: The picture stands at the end of a whole block, which can be found again, and close to the output. No token comes twice in a row: that is
-#: what the tiny model would repeat, whatever it sees.
-BEFORE, AFTER = bytes(range(40, 30 + BLOCK)), bytes(range(100, 112))
-PROMPT = [*BEFORE, *IN_PROMPT, *AFTER]
-PLACE = {"offset": PROMPT.index(VISION_START) + OFFSET, "length": TOKENS}
 
 
 @pytest.fixture(scope="module")
@@ -46,24 +36,6 @@ def proxy(worker: RunningWorker) -> Iterator[RunningProxy]:
 def salt(request: pytest.FixtureRequest) -> str:
     """Keeps one test's cached blocks from another's."""
     return request.node.name[:128].replace("/", "-")
-
-
-def post(url: str, **members: Any) -> httpx.Response:
-    sampling = {"max_tokens": LENGTH, "temperature": 0.0, "ignore_eos": True}
-    return httpx.post(f"{url}/inference/v1/generate", json={"token_ids": PROMPT, "sampling_params": sampling, **members}, timeout=60)
-
-
-def tokens(reply: httpx.Response) -> list[int]:
-    assert reply.status_code == 200, reply.text
-    return reply.json()["choices"][0]["token_ids"]
-
-
-def features(seed: int, name: str | None = None, *, data: bool = True) -> dict[str, Any]:
-    return {
-        "mm_hashes": {"image": [name or f"picture-{seed}"]},
-        "mm_placeholders": {"image": [PLACE]},
-        "kwargs_data": {"image": [base64.b64encode(prepared(seed)).decode() if data else None]},
-    }
 
 
 def directly(worker: RunningWorker, seed: int, salt: str) -> list[int]:
@@ -142,19 +114,15 @@ def test_a_streamed_call_sees_the_picture_too(proxy, salt):
 
 # --- pictures as they are --------------------------------------------------------------------------------------------------------
 
-RAW_PROMPT = [*BEFORE, VISION_START, IMAGE, VISION_END, *AFTER]
-RED, BLUE = ("data:image/png;base64," + base64.b64encode(png(*colour)).decode() for colour in ((255, 0, 0), (0, 0, 255)))
 
-
-def raw(url: str, picture: str, salt: str, **members: Any) -> httpx.Response:
-    parts = [{"type": "image_url", "url": picture}]
-    return post(url, token_ids=RAW_PROMPT, content_parts=parts, return_token_ids=True, cache_salt=salt, **members)
+def raw(url: str, picture: bytes, salt: str, **members: Any) -> httpx.Response:
+    return post(url, token_ids=RAW_PROMPT, content_parts=parts(picture), return_token_ids=True, cache_salt=salt, **members)
 
 
 def test_a_picture_as_it_is_gives_what_it_gives_directly_and_the_reply_says_where_it_is(worker, proxy, salt):
-    replies = [raw(proxy.url, picture, salt) for picture in (RED, BLUE)]
+    replies = [raw(proxy.url, picture, salt) for picture in (RED_PNG, BLUE_PNG)]
     assert tokens(replies[0]) != tokens(replies[1])
-    assert [tokens(reply) for reply in replies] == [tokens(raw(worker.http, picture, f"{salt}-d")) for picture in (RED, BLUE)]
+    assert [tokens(reply) for reply in replies] == [tokens(raw(worker.http, picture, f"{salt}-d")) for picture in (RED_PNG, BLUE_PNG)]
     reply = replies[0].json()
     assert (reply["prompt_token_ids"], reply["mm_placeholders"]) == (PROMPT, {"image": [PLACE]})
     assert reply["usage"]["prompt_tokens"] == len(PROMPT)
@@ -163,16 +131,16 @@ def test_a_picture_as_it_is_gives_what_it_gives_directly_and_the_reply_says_wher
 def test_the_same_picture_as_it_is_shares_its_prefix_and_another_does_not(worker, proxy, salt):
     hits = Hits(worker)
     found = []
-    for picture in (RED, RED, BLUE, RED):
+    for picture in (RED_PNG, RED_PNG, BLUE_PNG, RED_PNG):
         raw(proxy.url, picture, salt).raise_for_status()
         found.append(hits.since())
     assert found == [0, BLOCK, 0, BLOCK]
 
 
 def test_a_streamed_call_with_a_picture_as_it_is_says_where_it_is(proxy, salt):
-    text = raw(proxy.url, RED, salt, stream=True).text
+    text = raw(proxy.url, RED_PNG, salt, stream=True).text
     assert f'"mm_placeholders":{{"image":[{{"offset":{PLACE["offset"]},"length":{TOKENS}}}]}}' in text
 
 
 def test_the_worker_refuses_what_is_no_picture(proxy, salt):
-    assert raw(proxy.url, "data:image/png;base64,AAAA", salt).status_code == 400
+    assert raw(proxy.url, b"\0\0\0", salt).status_code == 400

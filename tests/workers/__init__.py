@@ -4,6 +4,7 @@
 * `scripted()`: the real `vllm-rs` server with a scripted engine behind it, ready in a second;
 * `engine()`: the real `vllm-rs` server and the real vLLM engine on the CPU with a tiny random model, ready in 25 to 70 s;
 * `seeing_engine()` and `routing_engine()`: the same with a model that sees, and with a mixture of experts whose routing is reported;
+* `encoding_engine()`: one of several `seeing_engine()`, of which some look at pictures for the others;
 * `receiving_engine()`: the same as `engine()`, with our worker extensions;
 * `handing_engine()`: the same as `engine()`, one of several that hand KV blocks over to each other.
 
@@ -15,7 +16,16 @@ from pathlib import Path
 
 from tests.workers import components
 from tests.workers.components import InstallFailed
-from tests.workers.launch import engine, handing_engine, receiving_engine, routing_engine, scripted, seeing_engine, stand_in
+from tests.workers.launch import (
+    encoding_engine,
+    engine,
+    handing_engine,
+    receiving_engine,
+    routing_engine,
+    scripted,
+    seeing_engine,
+    stand_in,
+)
 from tests.workers.processes import StartFailed
 from tests.workers.running import Kind, RunningWorker
 
@@ -26,6 +36,7 @@ __all__ = [
     "StartFailed",
     "adapter",
     "checkpoint",
+    "encoding_engine",
     "engine",
     "handing_engine",
     "receiving_engine",
@@ -51,7 +62,7 @@ def why_not(kind: Kind) -> str | None:
 
 
 def why_no_variants() -> str | None:
-    """Why `seeing_engine` and `routing_engine` can't be had on this machine; `None` when they can, be it after a download."""
+    """Why engines with other models (`seeing_engine`, …) can't be had on this machine; `None` when they can, be it after a download."""
     return components.why_not("variants")
 
 

@@ -7,7 +7,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tests.workers import cache, components, tiny_model, tiny_vision
 from tests.workers.processes import Command, Processes, StartFailed, accepts, free_ports, get
@@ -161,10 +161,19 @@ def engine(
             )
 
 
-def seeing_engine() -> contextlib.AbstractContextManager[RunningWorker]:
+def seeing_engine(*engine_arguments: str) -> contextlib.AbstractContextManager[RunningWorker]:
     """The real engine with a tiny Qwen3-VL, see `tiny_vision`, as `engine` runs it."""
     path = {"PYTHONPATH": str(components.vision_packages())}
-    return engine(model=components.variant_models() / "vision", lora=False, environment=path)
+    return engine(model=components.variant_models() / "vision", lora=False, engine_arguments=engine_arguments, environment=path)
+
+
+def encoding_engine(role: Literal["ec_producer", "ec_consumer"], shared: Path) -> contextlib.AbstractContextManager[RunningWorker]:
+    """One of several `seeing_engine` that share what they have seen, as files in the folder `shared`.
+
+    A producer does nothing but look at pictures: it has no KV cache, and makes no token. A consumer looks at those only that aren't there.
+    """
+    config = {"ec_connector": "ECExampleConnector", "ec_role": role, "ec_connector_extra_config": {"shared_storage_path": str(shared)}}
+    return seeing_engine("--ec-transfer-config", json.dumps(config))
 
 
 def routing_engine() -> contextlib.AbstractContextManager[RunningWorker]:

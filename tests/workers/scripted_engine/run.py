@@ -7,6 +7,7 @@ import msgspec
 
 from tests.workers.scripted_engine import tokens
 from tests.workers.scripted_engine.behaviour import EDITS, Behaviour, attach_routed_experts
+from tests.workers.scripted_engine.encoding import end_with_what_was_seen
 from tests.workers.scripted_engine.settings import Settings
 from tests.workers.scripted_engine.wire import Finish, Output, PrefillStats, Request
 
@@ -36,7 +37,7 @@ class Run:
         if self.behaviour is None:
             # Front ends always send the model's further EOS ids, which the table never holds.
             self._stop_ids &= tokens.ALPHABET
-        self._plain = self.behaviour is None and not self._stop_ids and not settings.routed_experts
+        self._plain = self.behaviour is None and not self._stop_ids and not settings.routed_experts and not settings.encodes
         self._wants_logprobs = sampling.logprobs is not None or sampling.logprob_token_ids is not None
         if self.behaviour is Behaviour.SILENT or self._stalled():
             self.due = math.inf
@@ -77,6 +78,9 @@ class Run:
             attach_routed_experts(self, output)
         if self.behaviour is not None and (edit := EDITS.get(self.behaviour)):
             edit(self, output)
+        if self._settings.encodes and output.finish is None:
+            end_with_what_was_seen(self.request, output)
+            return output
         if output.finish is None:
             self._stop(output)
         if output.finish is not Finish.ERROR:

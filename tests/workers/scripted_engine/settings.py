@@ -31,6 +31,8 @@ class Settings:
     kv_replay: str = ""
     #: as `--enable-return-routed-experts`: rows for every request
     routed_experts: bool = False
+    #: an encode worker: it looks at media and makes no token, see `encoding`
+    encodes: bool = False
     #: the least time between two outputs of one request
     step_seconds: float = 0.0
     #: tokens in one output of a request without special behaviour, stop ids in its output or routed experts
