@@ -18,7 +18,7 @@ from werkzeug.routing import RequestRedirect
 
 from core.errors import BadRequest, CallError, ClientGone, NotFound, PluginFault
 from core.hookcalls import is_end
-from core.northbound.answering import echoed_id, send_error
+from core.northbound.answering import refused_id, send_error
 from core.northbound.headers import decode_headers
 from core.serving.asgi import ASGIApp, Message, Receive, Scope, Send
 from core.serving.client import read_body
@@ -122,7 +122,7 @@ class Routes:
         except ClientGone:
             return
         except CallError as error:
-            await send_error(send, error, echoed_id(headers))
+            await send_error(send, error, refused_id(headers))
             return
         if streamed := self._streamed.get((scope["method"], scope["path"])):
             await self._stream(*streamed, scope, headers, body, receive, send)
@@ -155,7 +155,7 @@ class Routes:
             return
         except CallError as error:
             if not begun:  # else the server sees that the answer is not whole, and breaks it off
-                await send_error(send, error, echoed_id(headers))
+                await send_error(send, error, refused_id(headers))
 
     @contextmanager
     def owned_by(self, plugin: str) -> Generator[None, None, None]:

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
+from uuid import uuid4
 
 import msgspec
 
@@ -28,9 +29,9 @@ async def answering(path: Path, clients: Clients, call: Call, receive: Receive, 
             outcome.kind, outcome.status, outcome.error = "client-gone", ClientGone().status, "stalled" if client.stalled else ""
 
 
-def echoed_id(headers: Mapping[str, str]) -> dict[str, str]:
-    """The header for an answer to what did not become a call: the id with which the client will look for it, if it gave one."""
-    return {"x-request-id": id_} if (id_ := headers.get("x-request-id")) else {}
+def refused_id(headers: Mapping[str, str]) -> dict[str, str]:
+    """The header for an answer to what did not become a call: the id with which the client will look for it, or one of ours."""
+    return {"x-request-id": headers.get("x-request-id") or uuid4().hex}
 
 
 def reply_headers(call: Call, outcome: Outcome) -> dict[str, str]:

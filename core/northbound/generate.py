@@ -8,7 +8,7 @@ import msgspec
 from core.beside import beside
 from core.call import Call, Outcome
 from core.errors import CallError, ClientGone
-from core.northbound.answering import answering, echoed_id, reply_headers, send_error, send_json
+from core.northbound.answering import answering, refused_id, reply_headers, send_error, send_json
 from core.northbound.body import parse_call
 from core.northbound.events import EventStream
 from core.northbound.headers import decode_headers
@@ -47,7 +47,7 @@ class GenerateRoute:
         except ClientGone:
             return
         except CallError as error:
-            await send_error(send, error, echoed_id(headers))
+            await send_error(send, error, refused_id(headers))
             return
         del data  # may be tens of megabytes, and the call may last for hours
         async with answering(self._path, self._clients, call, receive, send) as (outcome, client):

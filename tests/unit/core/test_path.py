@@ -70,6 +70,11 @@ async def test_a_body_that_is_no_call_is_refused_and_never_settles_because_no_ho
     assert rig.witness.outcomes == []
 
 
+async def test_a_body_that_is_no_call_is_refused_with_an_id_of_ours_where_the_client_gave_none():
+    ids = {(await Browser(b"{").ask(Rig(make_worker("a", ScriptedLane())))).headers["x-request-id"] for _ in range(2)}
+    assert [len(id_) for id_ in ids] == [32, 32]
+
+
 async def test_an_unknown_key_is_refused_with_the_nearest_known_one():
     rig = Rig(make_worker("a", ScriptedLane([output(7, finish="stop")])))
     browser = await Browser(body(sampling_params={"temperatur": 1})).ask(rig)

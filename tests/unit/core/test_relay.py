@@ -306,6 +306,11 @@ async def test_a_body_that_cant_be_routed_is_refused_here_by_its_field(body, par
     assert (upstream.requests, rig.witness.outcomes) == ([], [])
 
 
+async def test_a_refusal_has_an_id_of_ours_where_the_client_gave_none():
+    browser, _, _ = await relayed(OK, asking=Asking(b"[1]", {}))
+    assert len(browser.headers["x-request-id"]) == 32
+
+
 @given(
     st.one_of(st.binary(max_size=40), st.tuples(st.integers(0, len(BODY)), st.binary(max_size=3)).map(lambda cut: BODY[: cut[0]] + cut[1]))
 )
