@@ -116,7 +116,6 @@ class MultimodalFeatures:
         item.data, item.digest = content.data, content.digest
 
     def _check_hashes(self, media: Sequence[Feature | Part]) -> None:
-        """Only a call that is right as a whole is remembered."""
         named = [item for item in media if item.hash]
         within: dict[tuple[str, str], str] = {}
         for item in named:
@@ -125,10 +124,6 @@ class MultimodalFeatures:
                 or self._contents.digest_of(item.modality, item.hash) not in (None, item.digest)
             ):  # fmt: skip
                 raise BadRequest(f"{item.hash_path}: this hash stands for another content; a hash must name one", param=item.hash_path)
-        for item in named:
-            self._contents.remember(item.modality, item.hash, item.digest)
-            if self._stores and isinstance(item, Feature):
-                self._contents.keep(Content(item.digest, item.data))
 
     @hookimpl
     def identify_call(self, call: Call) -> None:
@@ -181,14 +176,30 @@ class MultimodalFeatures:
     @hookimpl
     def lift_output(self, call: Call, output: Output) -> None:
         """See `core.hookspecs`."""
-        if output.prompt_token_ids is not None and _NAME in call.notes:
+        if _NAME not in call.notes:
+            return
+        if output.choice.finish_reason is not None:
+            self._remember(call.notes[_NAME])
+        if output.prompt_token_ids is not None:
             output.mm_placeholders = _placeholders(call, output.mm_placeholders)
 
     @hookimpl
     def lift_result(self, call: Call, result: GenerateReply) -> None:
         """See `core.hookspecs`."""
-        if call.return_token_ids and _NAME in call.notes:
+        if _NAME not in call.notes:
+            return
+        self._remember(call.notes[_NAME])
+        if call.return_token_ids:
             result.mm_placeholders = _placeholders(call, result.mm_placeholders)
+
+    def _remember(self, media: Sequence[Feature | Part]) -> None:
+        """Only what a worker has taken says what a hash stands for. Before the client knows, since its next call may count on it."""
+        for item in media:
+            # Of two calls at once that disagree, the first to be answered is right.
+            if item.hash and self._contents.digest_of(item.modality, item.hash) in (None, item.digest):
+                self._contents.remember(item.modality, item.hash, item.digest)
+                if self._stores and isinstance(item, Feature):
+                    self._contents.keep(Content(item.digest, item.data))
 
 
 def _sees(worker: Worker, *, raw: bool) -> bool:

@@ -1,15 +1,18 @@
 """Prepared features on the path: the wire has each item under a name bound to its content, or the client an error that names the field."""
 
 import base64
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import pytest
+import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace as changed
+from trio.testing import wait_all_tasks_blocked
 
-from core import OVER_GRPC, Call, hookimpl
+from core import OVER_GRPC, BadRequest, Call, hookimpl
 from core.errors import CallError
 from core.fleet.worker import Worker
 from core.northbound.body import parse_call
@@ -17,7 +20,7 @@ from core.wire.generated.inference_pb2 import GenerateRequest, MediaItem
 from core.wire.needs import RUST_HTTP_CAN
 from plugins.mm_features import MAX_BYTES, MultimodalFeatures, Settings
 from plugins.mm_features.features import digest_of
-from tests.unit.core.lanes import ScriptedLane, output
+from tests.unit.core.lanes import Script, ScriptedLane, output
 from tests.unit.core.rig import Browser, Rig, make_worker
 from tests.unit.plugins.mm_features.media import PROMPT, body, encoded, features, kwargs, one
 
@@ -32,8 +35,8 @@ def seeing(name: str, *lanes: ScriptedLane) -> Worker:
 class Bed:
     """A worker that sees, and everything before it."""
 
-    def __init__(self, settings_: Settings | None = None, *more: object) -> None:
-        self.lane = ScriptedLane([output(7, finish="stop", prompt_token_ids=PROMPT)])
+    def __init__(self, settings_: Settings | None = None, *more: object, scripts: Sequence[Script] = ()) -> None:
+        self.lane = ScriptedLane(*scripts or ([output(7, finish="stop", prompt_token_ids=PROMPT)],))
         plugins = [*more, MultimodalFeatures(settings_ or Settings())]
         self.rig = Rig(seeing("a", self.lane), plugins=plugins)
 
@@ -191,6 +194,47 @@ async def test_a_hash_that_means_two_things_in_one_call_is_refused_and_neither_i
     twice = features(("h", 2, 4, kwargs(1)), ("h", 8, 4, kwargs(2)))
     assert (await bed.refusal(features=twice))[:2] == (400, "features.mm_hashes.image[1]")
     assert (await bed.ask(features=one(kwargs(2)))).status == 200
+
+
+class Refusing:
+    """Refuses calls that say so, before they are placed."""
+
+    @hookimpl
+    def eligible_workers(self, call: Call) -> None:
+        if "x-refuse" in call.headers:
+            raise BadRequest("refused")
+
+
+@pytest.mark.parametrize("store_mib", [0, 1])
+async def test_a_call_that_is_refused_says_nothing_of_what_a_hash_stands_for(store_mib):
+    bed = Bed(Settings(store_mib=store_mib), Refusing())
+    assert (await Browser(body(features=one(kwargs(1))), {"x-refuse": "1"}).ask(bed.rig)).status == 400
+    assert (await bed.ask(features=one(kwargs(2)))).status == 200
+
+
+async def test_a_call_that_its_worker_refuses_says_nothing_of_what_a_hash_stands_for():
+    bed = Bed(None, scripts=[[CallError(400, "it can't be read")], [output(7, finish="stop")]])
+    assert (await bed.ask(features=one(kwargs(1)))).status == 400
+    assert (await bed.ask(features=one(kwargs(2)))).status == 200
+
+
+async def test_of_two_calls_at_once_that_disagree_the_first_to_be_answered_says_what_the_hash_stands_for(nursery):
+    late = trio.Event()
+    bed = Bed(None, scripts=[[late, output(7, finish="stop")], [output(7, finish="stop")]])
+    first = Browser(body(features=one(kwargs(1))))
+    nursery.start_soon(first.ask, bed.rig)
+    await wait_all_tasks_blocked()
+    assert (await bed.ask(features=one(kwargs(2)))).status == 200
+    late.set()
+    await wait_all_tasks_blocked()
+    assert first.status == 200
+    assert [(await bed.ask(features=one(kwargs(fill)))).status for fill in (1, 2)] == [400, 200]
+
+
+async def test_a_stream_says_it_with_its_end():
+    bed = Bed()
+    assert (await bed.ask(features=one(kwargs(1)), stream=True)).status == 200
+    assert (await bed.ask(features=one(kwargs(2)))).status == 400
 
 
 # --- items that are only their hash ----------------------------------------------------------------------------------------------
