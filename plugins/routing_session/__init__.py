@@ -78,7 +78,8 @@ class SessionRouting:
 
     def _fewest(self, call: Call, workers: Sequence[Worker], why: str) -> Choice:
         slots = [(worker, rank) for worker in workers for rank in ranks_for(call, worker)]
-        counts = [self._sessions.live.get(Home(worker.id, rank), 0) for worker, rank in slots]
+        live = self._sessions.live
+        counts = [live.get((worker.id, rank), 0) for worker, rank in slots]
         fewest = min(counts)
         worker, rank = self._random.choice([slot for slot, count in zip(slots, counts, strict=True) if count == fewest])
         return Choice(worker, f"session: {why}; fewest here, {fewest:,}", rank)

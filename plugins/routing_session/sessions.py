@@ -37,7 +37,7 @@ class Sessions:
         #: In the order in which they were used, the latest last.
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         #: Sessions that live in each home; nothing is kept of a home without any.
-        self.live: dict[Home, int] = {}
+        self.live: dict[tuple[str, int | None], int] = {}
 
     def __len__(self) -> int:
         return len(self._sessions)

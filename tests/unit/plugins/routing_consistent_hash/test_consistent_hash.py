@@ -57,7 +57,15 @@ def test_keys_that_differ_in_one_token_are_spread_too():
 
 
 def test_the_choice_is_the_same_in_every_process_and_version():
-    assert [home(key).id for key in ("a", "b", "c", "d")] == ["w3", "w1", "w12", "w15"]
+    assert [home(key).id for key in ("a", "b", "c", "d")] == ["w14", "w1", "w12", "w3"]
+
+
+def test_a_worker_that_comes_back_with_other_ranks_is_not_taken_for_what_it_was():
+    worker, call = make_worker("dp"), make_call()
+    assert worker.info
+    assert POLICY.choose_worker(call, (worker,)).rank is None
+    worker.info = replace(worker.info, ranks=(2, 3))
+    assert POLICY.choose_worker(call, (worker,)).rank in (2, 3)
 
 
 HEADERS = ("x-session-id", "x-user-id", "x-tenant-id", "x-request-id", "x-correlation-id", "x-trace-id")
@@ -87,6 +95,15 @@ def test_what_is_empty_is_no_key(empty):
 def test_equal_prompts_have_equal_keys_and_others_have_others():
     assert key_of(make_call(token_ids=[1, 2])) == key_of(make_call(token_ids=[1, 2]))
     assert key_of(make_call(token_ids=[1, 2])) != key_of(make_call(token_ids=[2, 1]))
+
+
+@pytest.mark.parametrize("length", [4096, 4097, 30_000])
+def test_a_long_prompt_differs_by_its_end_by_a_stretch_of_it_and_by_its_length(length):
+    prompt = [7] * length
+    key = key_of(make_call(token_ids=prompt))
+    assert key == key_of(make_call(token_ids=[7] * length))
+    others = [[*prompt[:-1], 8], [*prompt, 7], prompt[:-1], prompt[:50] + [8] * 50 + prompt[100:]]
+    assert key not in [key_of(make_call(token_ids=other)) for other in others]
 
 
 @pytest.mark.parametrize(("body", "param"), [({"user": 7}, "user"), ({"session_params": {"session_id": [1]}}, "session_params.session_id")])
