@@ -126,7 +126,7 @@ class Identity(Struct, frozen=True):
     `namespace` is the salt: what stands here is what the engine gets. `adapter` is the LoRA adapter's name, `media` one content-bound
     identifier per item, in the order of the prompt. `media_ranges` are their places in `token_ids`, each an offset and a length; empty when
     only the worker will know. `per_worker` gives what comes behind the namespace on a worker, for a salt that depends on where the call
-    goes.
+    goes. With `media_by_salt` what an engine made of a medium isn't shared between salts either, see `media_under`.
     """
 
     namespace: str = ""
@@ -134,10 +134,15 @@ class Identity(Struct, frozen=True):
     media: tuple[str, ...] = ()
     media_ranges: tuple[tuple[int, int], ...] = ()
     per_worker: "Callable[[Worker], str] | None" = None
+    media_by_salt: bool = False
 
     def namespace_on(self, worker: "Worker") -> str:
         """The salt of the call on this worker. Raises: the `CallError` with which `per_worker` refuses it."""
         return self.namespace if self.per_worker is None else self.namespace + self.per_worker(worker)
+
+    def media_under(self, salt: str) -> tuple[str, ...]:
+        """The identifiers of the media in an engine that gets this salt."""
+        return tuple(f"{salt}/{medium}" for medium in self.media) if self.media_by_salt else self.media
 
 
 class Call(Struct, kw_only=True):

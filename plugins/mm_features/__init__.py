@@ -131,22 +131,17 @@ class MultimodalFeatures:
         media: Sequence[Feature | Part] | None = call.notes.get(_NAME)
         if media is None:
             return
-        bound = self._bound(call)
+        adapter = call.adapter if self._tower != "frozen" else ""
         for item in media:
-            if bound and not item.digest:
+            if (adapter or self._tower == "trained") and not item.digest:
                 path = f"{item.hash_path.rpartition('.')[0]}.url"
                 raise BadRequest(f"{path}: where plugins.mm-features.tower isn't frozen, media must be sent as data:", param=path)
         call.identity = replace(
             call.identity,
-            media=tuple(bound + item.identity for item in media),
+            media=tuple(f"{adapter}:{item.identity}" if adapter else item.identity for item in media),
+            media_by_salt=self._tower == "trained",
             media_ranges=tuple((item.offset, item.length) for item in media if isinstance(item, Feature)),
         )
-
-    def _bound(self, call: Call) -> str:
-        """What stands before a content's name when not the content alone decides what is made of it."""
-        if self._tower == "trained":
-            return f"{call.cache_salt}/{call.adapter}:"
-        return f"{call.adapter}:" if self._tower == "adapter" and call.adapter else ""
 
     @hookimpl
     def eligible_workers(self, call: Call, workers: Sequence[Worker]) -> Sequence[Worker] | None:
@@ -162,12 +157,13 @@ class MultimodalFeatures:
         return seeing
 
     @hookimpl
-    def lower_call(self, call: Call, request: Any) -> None:
+    def lower_call(self, call: Call, worker: Worker, request: Any) -> None:
         """See `core.hookspecs`."""
         media = call.notes.get(_NAME)
         if media is None:
             return
-        for item, identifier in zip(media, call.identity.media, strict=True):
+        identifiers = call.identity.media_under(call.identity.namespace_on(worker))
+        for item, identifier in zip(media, identifiers, strict=True):
             if isinstance(request, GenerateRequest):
                 item.lower(request.media.add(), identifier)
             else:

@@ -47,9 +47,10 @@ class Prompt:
         self.known = len(identity.media_ranges) == len(identity.media)
         #: The names of the first blocks.
         self.names: list[BlockName] = []
-        self._last = root(namespace, identity.adapter, () if self.known else identity.media)
+        media = identity.media_under(namespace)
+        self._last = root(namespace, identity.adapter, () if self.known else media)
         self._data = packed(call.token_ids)
-        self._media = list(zip(identity.media, identity.media_ranges, strict=True)) if self.known else []
+        self._media = list(zip(media, identity.media_ranges, strict=True)) if self.known else []
 
     def reach(self, length: int) -> list[BlockName]:
         """Compute the names of the first `length` blocks, if there are so many; returns all that are computed."""

@@ -18,6 +18,8 @@ from core.fleet.worker import Worker
 from core.northbound.body import parse_call
 from core.wire.generated.inference_pb2 import GenerateRequest, MediaItem
 from core.wire.needs import RUST_HTTP_CAN
+from plugins.cache_salt import CacheSalt
+from plugins.cache_salt import Settings as SaltSettings
 from plugins.mm_features import MAX_BYTES, MultimodalFeatures, Settings
 from plugins.mm_features.features import digest_of
 from tests.unit.core.lanes import Script, ScriptedLane, output
@@ -194,6 +196,16 @@ async def test_a_hash_that_means_two_things_in_one_call_is_refused_and_neither_i
     twice = features(("h", 2, 4, kwargs(1)), ("h", 8, 4, kwargs(2)))
     assert (await bed.refusal(features=twice))[:2] == (400, "features.mm_hashes.image[1]")
     assert (await bed.ask(features=one(kwargs(2)))).status == 200
+
+
+async def test_a_trained_tower_binds_names_to_the_policy_version_where_that_is_the_salt():
+    bed = Bed(Settings(tower="trained"), CacheSalt(SaltSettings(default="weight-version")))
+    [worker] = bed.rig.workers
+    for version in ("7", "8"):
+        worker.policy_version = version
+        assert (await bed.ask(features=one())).status == 200
+    assert bed.identifiers() == [f"{version}/{digest_of('image', kwargs())}" for version in ("7", "8")]
+    assert [request.kv.cache_salt for request in bed.lane.requests] == ["7", "8"]
 
 
 class Refusing:
@@ -390,7 +402,7 @@ def refusal_of(plugin: MultimodalFeatures, call: Call) -> CallError | None:
         plugin.receive_call(call)
         plugin.prepare_call(call)
         plugin.identify_call(call)
-        plugin.lower_call(call, GenerateRequest() if OVER_GRPC in call.needs else {})
+        plugin.lower_call(call, make_worker("a"), GenerateRequest() if OVER_GRPC in call.needs else {})
     except CallError as error:
         return error
     return None

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from plugins.routing_kv.events import Cleared, Removed, Stored
 from plugins.routing_kv.feed import Feed
@@ -80,6 +81,16 @@ def test_equal_placeholders_with_other_media_are_other_blocks_from_the_first_tha
     assert engine.found(call_of(TOKENS, media=[cat, dog, ("owl", 12, 5)])) == 2
     assert engine.found(call_of(TOKENS, media=[("cat", 2, 2), dog, owl])) == 0
     assert engine.found(call_of(TOKENS[:9], media=[cat, dog])) == 2
+
+
+def test_media_that_are_bound_to_the_salt_are_found_under_the_names_that_the_engine_got():
+    engine = Engine().tell(stored(TOKENS, salt="7", media=[(f"7/{name}", *place) for name, *place in MEDIA]))
+    found: list[int] = []
+    for salt in ("7", "8"):
+        call = call_of(TOKENS, salt=salt, media=MEDIA)
+        call.identity = replace(call.identity, media_by_salt=True)
+        found.append(engine.found(call))
+    assert found == [6, 0]
 
 
 def test_media_whose_places_only_the_worker_will_know_are_found_nowhere():
