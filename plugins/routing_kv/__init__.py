@@ -100,8 +100,7 @@ class KV:
         sampling = call.sampling
         output = min(sampling.max_tokens or self._output, self._output) * (sampling.n or 1)
         attempt = self._attempts[id(choice)] = _Attempt(choice, place, int(match.tokens), int(output))
-        place.load += attempt.prompt + attempt.output
-        place.calls += 1
+        place.begin_call(attempt.prompt + attempt.output)
         self._turn += 1
         self._hits.prompt_tokens += len(call.token_ids)
         self._hits.expected_tokens += len(call.token_ids) - int(match.tokens)
@@ -117,9 +116,7 @@ class KV:
         if output_tokens:
             self._output += _LEARNING * (output_tokens / (call.sampling.n or 1) - self._output)
         if attempt := self._attempts.pop(id(choice), None):
-            attempt.place.load -= attempt.prompt + attempt.output
-            attempt.place.recent += attempt.prompt + output_tokens
-            attempt.place.calls -= 1
+            attempt.place.end_call(attempt.prompt + attempt.output, attempt.prompt + output_tokens)
 
     @hookimpl
     def run_service(self, proxy: Proxy) -> Callable[[], Awaitable[None]]:

@@ -96,7 +96,7 @@ class Followers:
                         log.warning("kv.source_ignored", worker=worker.id, rank=source.rank, reason="the worker names no such rank")
                         continue
                     free.remove(place)
-                    subscription = Subscription(context, source, place.feed, worker=worker.id)
+                    subscription = Subscription(context, source, place.feed, worker=worker.id, ended=place.ended)
                     self.subscriptions[place] = subscription
                     nursery.start_soon(self._subscribe, subscription, worker, source)
 

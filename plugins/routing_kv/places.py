@@ -28,6 +28,7 @@ class Place:
         #: Tokens that the calls which are there make it compute, and how many calls these are.
         self.load = 0
         self.calls = 0
+        self._ended = 0
         #: What the calls that have ended lately made it compute, less of it as time goes by. Sessions that were here come back.
         self.recent = 0.0
         self._cache = cache
@@ -43,6 +44,22 @@ class Place:
     def block_size(self) -> int:
         """In tokens: as its events have it, else as its worker says, else as the settings do."""
         return self.feed.block_size or (self.worker.info.kv_block_size if self.worker.info else 0) or self._block_size
+
+    def ended(self) -> int:
+        """How many calls have left it."""
+        return self._ended
+
+    def begin_call(self, tokens: int) -> None:
+        """A call has come, for which it is expected to compute so many tokens."""
+        self.load += tokens
+        self.calls += 1
+
+    def end_call(self, tokens: int, computed: int) -> None:
+        """The call has left it; what it has computed for it in the end."""
+        self.load -= tokens
+        self.recent += computed
+        self.calls -= 1
+        self._ended += 1
 
     def renew(self) -> None:
         """Believe nothing any more when its weights have changed, since that empties its cache. Its events tell that by themselves."""

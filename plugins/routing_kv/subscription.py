@@ -1,9 +1,11 @@
 """Following one engine's events: every batch once and in order, what was lost asked for again.
 
 Batches are numbered from 0. A number that is missing is asked for at the engine's replay address, which keeps the last ten thousand; what
-can't be had any more makes the index forget the engine, because it would believe in blocks that are gone.
+can't be had any more makes the index forget the engine, because it would believe in blocks that are gone. Of the last batches nothing tells
+that they are missing, so once the engine has fallen silent it is asked whether there are more.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 import structlog
@@ -26,6 +28,8 @@ _WAITING: Final = 100_000
 _TURN: Final = 32
 #: Seconds without a word after which a replay is given up. vLLM 0.33 looks for requests ten times a second.
 _REPLAY_SILENCE: Final = 5.0
+#: Seconds without a batch after which the engine is asked whether one was lost, if it has done something since it was asked.
+_SILENCE: Final = 5.0
 _NUMBER_BYTES: Final = 8
 _END: Final = (-1).to_bytes(_NUMBER_BYTES, "big", signed=True)
 
@@ -42,9 +46,11 @@ class Counters(Struct):
 
 
 class Subscription:
-    """One source, put into one feed."""
+    """One source, put into one feed. `ended` counts the calls that have left the engine."""
 
-    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", source: Source, feed: Feed, *, worker: str) -> None:
+    def __init__(
+        self, context: "zmq.Context[zmq.Socket[bytes]]", source: Source, feed: Feed, *, worker: str, ended: Callable[[], int]
+    ) -> None:
         self.counters = Counters()
         self._context = context
         self._source = source
@@ -54,6 +60,9 @@ class Subscription:
         #: The number of the next batch, and of the last one that came by itself.
         self._next = 0
         self._last = -1
+        self._ended = ended
+        #: What there was when the engine was last asked for lost batches: the last one that came, and the calls that had left it.
+        self._asked = self._last, 0
 
     async def run(self) -> None:
         """Follow the events until cancelled. ZeroMQ connects again by itself, for as long as it takes.
@@ -65,13 +74,23 @@ class Subscription:
             # Subscribed first: what comes meanwhile waits, and is told by its number from what is replayed.
             await self._replay()
             while True:
-                await self._take(await socket.receive())
+                await self._take(await self._receive(socket))
                 for _ in range(_TURN):
                     frames = socket.receive_nowait()
                     if frames is None:
                         break
                     await self._take(frames)
                 await trio.lowlevel.checkpoint()
+
+    async def _receive(self, socket: Socket) -> list[bytes]:
+        """The next message."""
+        while True:
+            with trio.move_on_after(_SILENCE):
+                return await socket.receive()
+            if self._asked != (done := (self._last, self._ended())):
+                self._asked, start = done, self._next
+                await self._replay()
+                self.counters.gaps += self._next > start
 
     async def _take(self, frames: list[bytes]) -> None:
         """One message as it came: topic, number, payload. Waits only while lost ones are replayed."""

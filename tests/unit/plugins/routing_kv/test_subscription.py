@@ -2,13 +2,14 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
 import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trio.testing import wait_all_tasks_blocked
 
 from plugins.routing_kv import subscription as subscription_module
 from plugins.routing_kv.events import Cleared, Event, Removed, Stored
@@ -54,7 +55,9 @@ class Follower:
 
     def __init__(self, context, source: Source) -> None:
         self.feed = WatchedFeed(Index(10_000).holder())
-        self.subscription = Subscription(context, source, self.feed, worker="w")
+        #: Calls that have left the engine.
+        self.ended = 0
+        self.subscription = Subscription(context, source, self.feed, worker="w", ended=lambda: self.ended)
         self.counters = self.subscription.counters
 
     def blocks(self) -> set[int]:
@@ -110,6 +113,49 @@ async def test_lost_batches_are_replayed_in_their_order():
         await follower.until(1, 3)
         assert publisher.replays == [0, 1]
         assert (follower.feed.whole, follower.counters.gaps, follower.counters.losses, follower.counters.batches) == (True, 1, 0, 4)
+
+
+@pytest.mark.parametrize("by", ["a batch before", "a call that has ended"])
+async def test_lost_batches_that_nothing_follows_are_asked_for_when_the_engine_is_silent(mock_clock, by):
+    async with followed() as (publisher, follower):
+        if by == "a batch before":
+            publisher.publish(block(1))
+            await follower.until(1)
+        else:
+            publisher.publish(block(1), lost=True)
+            follower.ended += 1
+        publisher.publish(block(2), lost=True)
+        await wait_all_tasks_blocked()
+        assert len(publisher.replays) == 1
+        mock_clock.jump(5)
+        await follower.until(1, 2)
+        publisher.publish(block(3))
+        await follower.until(1, 2, 3)
+        assert (follower.counters.gaps, follower.counters.losses) == (1, 0)
+
+
+async def test_a_silent_engine_is_asked_once_for_all_that_it_has_done(autojump_clock, nursery, monkeypatch):
+    asked: list[float] = []
+
+    class Silent:
+        async def receive(self) -> list[bytes]:
+            await trio.sleep_until(100)
+            return []
+
+    async def replay() -> None:
+        asked.append(trio.current_time())
+
+    async def end_calls() -> None:
+        for at in (31, 32, 33, 52):
+            await trio.sleep_until(at)
+            follower.ended += 1
+
+    with zmq.Context() as context:
+        follower = Follower(context, Source(0, "tcp://127.0.0.1:1"))
+        monkeypatch.setattr(follower.subscription, "_replay", replay)
+        nursery.start_soon(end_calls)
+        await follower.subscription._receive(cast("Socket", Silent()))
+    assert asked == [35, 55]
 
 
 async def test_what_comes_by_itself_and_by_replay_counts_once():
