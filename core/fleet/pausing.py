@@ -35,10 +35,13 @@ class Pausing:
     async def pause(self, workers: Sequence[Worker], mode: PauseMode, *, clear_cache: bool, by: str) -> None:
         """Pause every worker that isn't quarantined, or none: the gate closes first, and when one fails, those that were running go on.
 
-        `wait` has no deadline: it lasts as long as the longest call.
+        `wait` has no deadline: it lasts as long as the longest call. In the middle of an update only `keep` is taken, whose engine does
+        nothing: calls that are frozen there can neither go on nor, with data-parallel ranks, be ended without a forward pass.
         """
 
         async def work(operation: Operation) -> None:
+            if mode != "keep":
+                self._demand_whole(operation, workers, "finish it first (/finish_weight_update), or pause with mode=keep")
             sound = self._sound(operation, workers)
             running = [worker for worker in sound if not self._standings.of(worker).paused]
             again = [worker for worker in sound if worker not in running]
@@ -71,7 +74,9 @@ class Pausing:
 
         async def pause(control: WorkerControl) -> None:
             await control.worker.settle()
-            await control.pause(mode, clear_cache=clear_cache)
+            # A call that is waited for goes on, and nothing may go on with weights that aren't whole.
+            whole = not self._standings.of(control.worker).spoiled
+            await control.pause(mode if whole or mode == "abort" else "keep", clear_cache=clear_cache)
 
         for _ in range(_TICKS):
             await trio.lowlevel.checkpoint()
@@ -167,12 +172,20 @@ class Pausing:
         await self._operations.do("resume", workers, work, by=by)
 
     async def sleep(self, workers: Sequence[Worker], level: int, mode: PauseMode, *, by: str) -> None:
-        """Put every worker to sleep. One that fails is not slept and the others are: level 2 can't be undone."""
+        """Put every worker to sleep. One that fails is not slept and the others are: level 2 can't be undone.
+
+        Calls on a worker whose weights aren't whole can't be waited for: they end.
+        """
+
+        async def sleep(control: WorkerControl) -> None:
+            whole = not self._standings.of(control.worker).spoiled
+            await control.sleep(level, mode if whole or mode == "keep" else "abort")
 
         async def work(operation: Operation) -> None:
+            self._demand_whole(operation, workers)
             for worker in workers:
                 self._standings.sleep(worker, True)
-            slept = await operation.ask(workers, lambda control: control.sleep(level, mode), deadline=None)
+            slept = await operation.ask(workers, sleep, deadline=None)
             for worker in slept.failures:
                 self._standings.sleep(worker, False)
             if slept.failures:
@@ -216,10 +229,12 @@ class Pausing:
         standing = self._standings.of(worker)
         return bool(standing.paused) or standing.asleep or standing.updating
 
-    def _demand_whole(self, operation: Operation, workers: Sequence[Worker]) -> None:
+    def _demand_whole(
+        self, operation: Operation, workers: Sequence[Worker], advice: str = "finish it first (/finish_weight_update)"
+    ) -> None:
         updating = [worker.id for worker in workers if self._standings.of(worker).updating]
         if updating:
-            text = f"{operation.name}: a weight update is running on {', '.join(updating)}: finish it first (/finish_weight_update)"
+            text = f"{operation.name}: a weight update is running on {', '.join(updating)}: {advice}"
             raise CallError(HTTPStatus.CONFLICT, text)
 
     def _sound(self, operation: Operation, workers: Sequence[Worker]) -> list[Worker]:

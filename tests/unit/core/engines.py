@@ -50,7 +50,7 @@ class Engine:
     """`vllm.Control` of one worker. It fails as `fails` says, each entry once, and waits for `stalls` first."""
 
     def __init__(self) -> None:
-        self.paused = self.asleep = self.updating = self.broken = False
+        self.paused = self.asleep = self.updating = self.broken = self.dead = False
         self.version = "default"
         self.instance = "1"
         #: Operations as they came, and what came with the last of each.
@@ -61,11 +61,13 @@ class Engine:
 
     async def pause_generation(self, request: vllm.PauseGenerationRequest) -> None:
         await self._obey("pause", (request.mode, request.clear_cache))
+        if request.mode != vllm.PauseMode.KEEP:
+            self._step()
         self.paused = True
 
     async def resume_generation(self, _: object) -> None:
         await self._obey("resume")
-        assert not self.broken, "a forward pass on weights that aren't there: this engine would be dead"
+        self._step()
         self.paused = False
 
     async def is_paused(self, _: object) -> vllm.IsPausedResponse:
@@ -73,12 +75,14 @@ class Engine:
 
     async def sleep(self, request: vllm.SleepRequest) -> None:
         await self._obey("sleep", request.level)
+        if request.mode == vllm.PauseMode.WAIT:
+            self._step()
         self.paused = self.asleep = True
 
     async def wake_up(self, request: vllm.WakeUpRequest) -> None:
         await self._obey("wake_up", request.tags)
         if not request.tags or "kv_cache" in request.tags:
-            assert not self.broken, "a forward pass on weights that aren't there: this engine would be dead"
+            self._step()
             self.paused = self.asleep = False
 
     async def is_sleeping(self, _: object) -> vllm.IsSleepingResponse:
@@ -91,8 +95,9 @@ class Engine:
         await self._obey("start")
         if self.updating:
             raise broken("a weight update is already running")
-        assert self.paused, "a forward pass may come now: this engine would be dead"
         self.updating = self.broken = True
+        if not self.paused:
+            self._step()
 
     async def start_draft_weight_update(self, _: object) -> None:
         await self.start_weight_update(_)
@@ -126,6 +131,11 @@ class Engine:
 
     async def abort(self, request: vllm.AbortRequest) -> None:
         await self._obey("abort", request.request_ids)
+
+    def _step(self) -> None:
+        """Calls may go on, and need a forward pass."""
+        self.dead |= self.broken
+        assert not self.broken, "a forward pass on weights that aren't there: this engine would be dead"
 
     async def _obey(self, operation: str, sent: Any = None) -> None:
         self.asked.append(operation)

@@ -55,6 +55,44 @@ async def test_nothing_is_resumed_in_the_middle_of_an_update():
         assert "resume" not in fleet.engines[0].asked
 
 
+@pytest.mark.parametrize("mode", ["wait", "abort"])
+async def test_in_the_middle_of_an_update_calls_are_neither_waited_for_nor_ended(mode):
+    async with administered() as fleet:
+        await fleet.start()
+        sleep = partial(fleet.pausing.sleep, fleet.workers, 0, mode, by="me")
+        for operation in (partial(fleet.pause, mode=mode), sleep):
+            with pytest.raises(CallError, match="a weight update is running on w0, w1: finish it first") as conflict:
+                await operation()
+            assert conflict.value.status == 409
+        assert [engine.asked for engine in fleet.engines] == [["pause", "start"]] * 2
+        await fleet.receive()
+        await fleet.finish()
+        assert fleet.states == ["ready", "ready"]
+
+
+async def test_a_pause_in_the_middle_of_an_update_outlasts_it():
+    async with administered() as fleet:
+        await fleet.start()
+        await fleet.pause(mode="keep")
+        await fleet.receive()
+        await fleet.finish()
+        assert (fleet.states, [engine.paused for engine in fleet.engines]) == (["paused", "paused"], [True, True])
+        await fleet.resume()
+        assert fleet.states == ["ready", "ready"]
+
+
+async def test_calls_on_a_worker_whose_weights_are_not_whole_are_waited_for_by_nobody():
+    async with administered() as fleet:
+        await fleet.start()
+        fleet.engines[0].fails["update"] = [broken()]
+        with pytest.raises(FleetFailed):
+            await fleet.receive()
+        await fleet.finish()
+        await fleet.pausing.sleep(fleet.workers, 1, "wait", by="me")
+        assert [engine.dead for engine in fleet.engines] == [False, False]
+        assert [engine.asleep for engine in fleet.engines] == [True, True]
+
+
 async def test_steps_without_a_start_are_refused_before_a_worker_hears_of_them():
     async with administered() as fleet:
         for step in (fleet.receive, fleet.finish):
