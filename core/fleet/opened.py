@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import trio
 
-from core.fleet.cohort import instance_of
+from core.fleet.cohort import Cohort, instance_of
 from core.fleet.worker import Worker
 
 
@@ -16,6 +16,8 @@ class Opened:
         self.by = by
         self._since = trio.current_time()
         self._at = time.time()
+        #: Who was there at the start, whatever becomes of them: what is for each rank is cut by this.
+        self.cohort = Cohort.of(workers)
         #: The process of each at the start.
         self.members = {worker: instance_of(worker) for worker in workers}
 

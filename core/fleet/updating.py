@@ -81,10 +81,10 @@ class Updating:
 
         Those that were lost since the start have failed, unless `alone`: then no others than `workers` are meant.
         """
-        shares = _shares(workers, info)
 
         async def work(operation: Operation) -> None:
             members = self._members(operation, workers)
+            shares = _shares(Cohort.of(workers) if alone else self._cohort(workers, members), info)
             opened = () if alone else self._standings.opened_on(members)
             received = await operation.ask(members, lambda control: control.update_weights(shares[control.worker.id]), deadline=None)
             for worker in members:
@@ -155,6 +155,12 @@ class Updating:
         standing = self._standings.of(worker)
         return standing.updating and not standing.received and standing.draft == draft
 
+    def _cohort(self, workers: Sequence[Worker], members: Sequence[Worker]) -> Cohort:
+        """The cohort that the trainer has in mind: that of the start, whoever was lost since."""
+        ids = {worker.id for worker in members}
+        started = (opened.cohort for opened in self._standings.opened_on(members))
+        return next((cohort for cohort in started if ids <= {member.id for member in cohort.members}), Cohort.of(workers))
+
     def _members(self, operation: Operation, workers: Sequence[Worker]) -> list[Worker]:
         """The workers on which an update is running; there must be one."""
         members = [worker for worker in workers if self._standings.of(worker).updating]
@@ -166,11 +172,10 @@ class Updating:
         return members
 
 
-def _shares(workers: Sequence[Worker], info: Mapping[str, Any] | Sequence[Any]) -> dict[str, Any]:
-    """What each worker gets of an `update_info`."""
+def _shares(cohort: Cohort, info: Mapping[str, Any] | Sequence[Any]) -> dict[str, Any]:
+    """What each member gets of an `update_info`."""
     if isinstance(info, Mapping):
-        return {worker.id: info for worker in workers}
-    cohort = Cohort.of(workers)
+        return {member.id: info for member in cohort.members}
     if len(info) != cohort.ranks:
         text = f"update_info: {len(info)} objects for {cohort.ranks} ranks; as a list it has one for each"
         raise BadRequest(text, param="update_info")

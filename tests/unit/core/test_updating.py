@@ -490,6 +490,30 @@ async def test_a_list_is_shared_out_by_ranks():
         assert [body["update_info"] for [body] in sent] == [parts[:1], parts[1:]]
 
 
+async def test_a_list_is_for_the_ranks_of_the_start_though_a_worker_was_lost_since():
+    async with administered(1, 1, 1) as fleet:
+        sent = [serve_http(worker, {}) for worker in fleet.workers]
+        await fleet.start()
+        fleet.rig.move(fleet.workers[1], "gone")
+        parts = [{**UPDATE, "part": part} for part in range(3)]
+        with pytest.raises(FleetFailed, match="update_weights failed on w1: it is gone") as failed:
+            await fleet.receive(parts)
+        assert failed.value.status == 409
+        await fleet.receive(parts)  # the trainer's next chunk
+        await fleet.updating.receive(fleet.workers[2:], parts[2:], by="me", alone=True)
+        part = [[body["update_info"] for body in bodies] for bodies in sent]
+        assert part == [[parts[:1]] * 2, [], [parts[2:]] * 3]
+
+
+async def test_a_list_is_for_the_ranks_of_all_though_each_was_started_by_itself():
+    async with administered(1, 1) as fleet:
+        sent = [serve_http(worker, {}) for worker in fleet.workers]
+        for worker in fleet.workers:
+            await fleet.updating.start([worker], by="me")
+        await fleet.receive([{**UPDATE, "part": part} for part in range(2)])
+        assert [body["update_info"][0]["part"] for [body] in sent] == [0, 1]
+
+
 async def test_results_come_in_the_order_of_the_ranks():
     async with administered(1, 2) as fleet:
         serve_http(fleet.workers[0], {"results": ["a"]})
