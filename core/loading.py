@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from core.hookcalls import is_end
 from core.registry import Loaded, Registry
-from core.settings import PluginSettings, PluginsSettings, Settings, SettingsError, convert_settings, nearest
+from core.settings import PluginSettings, PluginsSettings, Settings, SettingsError, convert_settings
+from core.wording import nearest
 
 GROUP: Final = "headrace.plugins"
 

@@ -23,9 +23,9 @@ from core.placement import Placement, Placer
 from core.registry import Registry
 from core.relayed import RelayedBody
 from core.reply import GenerateReply
-from core.settings import nearest
 from core.versions import StreamedVersions, UnaryVersions
 from core.wire.http_relay import Answer
+from core.wording import nearest
 
 log = structlog.stdlib.get_logger()
 

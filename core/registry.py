@@ -18,7 +18,8 @@ from core.errors import CallError, PluginFault, shorten
 from core.hookcalls import HookCall, direct, is_end
 from core.hookspecs import CALL_HOOKS, HOOKS, PROJECT, Choice, HookSpecs
 from core.hooktrace import print_after, print_before
-from core.settings import RoutingSettings, SettingsError, nearest
+from core.settings import RoutingSettings, SettingsError
+from core.wording import nearest
 
 if TYPE_CHECKING:
     from core.call import Call

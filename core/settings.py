@@ -1,6 +1,5 @@
 """`headrace.toml`: typed settings whose errors name the key, and the nearest known one."""
 
-import difflib
 import os
 import tomllib
 from pathlib import Path
@@ -11,12 +10,12 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta, Struct, field
 
+from core.wording import in_words, nearest
+
 Role = Literal["aggregated", "prefill", "decode", "encode"]
 Seconds = Annotated[float, Meta(gt=0)]
 Count = Annotated[int, Meta(ge=1)]
 T = TypeVar("T", bound=Struct)
-#: No setting, plugin or field has a longer name.
-_LONGEST_NAME = 64
 
 
 class SettingsError(Exception):
@@ -236,8 +235,7 @@ def convert_settings(table: Any, type_: type[T], *, source: str, path: str = "")
     try:
         return msgspec.convert(table, type_)
     except msgspec.ValidationError as error:
-        message, _, where = str(error).partition(" - at `$")
-        key = f"{path}{where.rstrip('`')}".lstrip(".")
+        key, message = in_words(error, path, type_)
         raise SettingsError(f"{source}: {key}: {message}" if key else f"{source}: {message}") from error
 
 
@@ -264,15 +262,6 @@ def split_address(address: str) -> tuple[str, int]:
     if not separator or not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
         raise ValueError(f"grpc: {address!r} is not host:port")
     return host.strip("[]"), int(port)
-
-
-def nearest(word: str, known: list[str]) -> str:
-    """The hint for a name that isn't known: the nearest one that is, or all of them."""
-    # The comparison takes time in proportion to the word, which may be a client's, of megabytes.
-    close = difflib.get_close_matches(word[:_LONGEST_NAME], known, n=1)
-    if not known:
-        return "there are none"
-    return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(sorted(known))}"
 
 
 def _is_url(text: str) -> bool:

@@ -18,7 +18,7 @@ from core.fleet.transport import WeightTransport
 from core.fleet.update import Transaction
 from core.fleet.worker import Worker
 from core.hookcalls import is_end
-from core.settings import nearest
+from core.wording import nearest
 
 log = structlog.stdlib.get_logger()
 

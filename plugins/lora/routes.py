@@ -6,7 +6,7 @@ from urllib.parse import unquote
 import msgspec
 from msgspec import Meta, Struct
 
-from core import BadRequest, CallError, Fleet, HTTPReply, HTTPRequest, NotFound, NoWorker, Routes
+from core import BadRequest, CallError, Fleet, HTTPReply, HTTPRequest, NotFound, NoWorker, Routes, refusing
 from plugins.lora.adapters import Adapters
 from plugins.lora.finishing import Finisher
 from plugins.lora.names import check_name
@@ -110,10 +110,8 @@ class AdapterRoutes:
 
 
 def _read(request: HTTPRequest, type_: type[T]) -> T:
-    try:
+    with refusing("", type_):
         return msgspec.json.decode(request.body, type=type_)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise BadRequest(f"the body: {error}") from error
 
 
 def _success(text: str) -> HTTPReply:

@@ -96,7 +96,7 @@ def read_features(raw: Raw, prompt_length: int) -> list[Feature]:
 
     Raises: `BadRequest`.
     """
-    with refusing(_PATH):
+    with refusing(_PATH, _Features):
         features = msgspec.json.decode(raw, type=_Features)
     _check_shapes(features)
     items = sorted(_items(features), key=lambda item: item.offset)

@@ -27,6 +27,9 @@ class _Part(Struct, forbid_unknown_fields=True):
     uuid: Annotated[str, Meta(min_length=1, max_length=512)] | None = None
 
 
+_Parts: Final = Annotated[list[_Part], Meta(min_length=1, max_length=1024)]
+
+
 class Part(Struct, frozen=True):
     """One medium. `digest` names its content; it is empty for an address, whose content only the worker sees."""
 
@@ -59,8 +62,8 @@ def read_parts(raw: Raw, hosts: Set[str]) -> list[Part]:
 
     Raises: `BadRequest`.
     """
-    with refusing(_PATH):
-        parts = msgspec.json.decode(raw, type=Annotated[list[_Part], Meta(min_length=1, max_length=1024)])
+    with refusing(_PATH, _Parts):
+        parts: list[_Part] = msgspec.json.decode(raw, type=_Parts)
     return [_read(part, f"{_PATH}[{index}]", hosts) for index, part in enumerate(parts)]
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, Struct, UnsetType, structs
 
-from core import BadRequest, CallError, Cohort, HTTPReply, HTTPRequest, Routes
+from core import BadRequest, CallError, Cohort, HTTPReply, HTTPRequest, Routes, refusing
 
 METHOD: Final = "init_broadcaster"
 _ROUTE: Final = f"/{METHOD}"
@@ -103,8 +103,6 @@ def number(body: Mapping[str, Any], cohort: Cohort, index: int) -> Mapping[str, 
 
 
 def _rpc(body: bytes) -> bytes:
-    try:
+    with refusing("", InitBody):
         arguments = msgspec.json.decode(body, type=InitBody)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise BadRequest(f"the body: {error}") from error
     return msgspec.json.encode({"method": METHOD, "kwargs": arguments})

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from core import BadRequest
+from core import BadRequest, refusing
 
 #: The folder of a step ends so. The step is the policy version, and the salt of the rollouts that begin with it.
 _STEP: Final = re.compile(r"step_(\d{1,18})/*$")
@@ -30,10 +30,8 @@ def translate(body: Mapping[str, Any], *, label: bool) -> dict[str, Any] | None:
     """
     if "weight_dir" not in body:
         return None
-    try:
+    with refusing("", WeightDir):
         folder = msgspec.convert(body, WeightDir).weight_dir
-    except msgspec.ValidationError as error:
-        raise BadRequest(f"the body: {error}") from error
     if folder is not None and not folder.strip():
         raise BadRequest("weight_dir: it is the path of a folder, or null", param="weight_dir")
     rpc: dict[str, Any] = {"method": "update_weights_from_path", "args": [folder]}

@@ -131,7 +131,7 @@ async def test_without_any_address_discovery_says_what_is_missing():
         ('url = "http://10.0.0.5:8000/?a=b"', "is no address for trainers"),
         ('url = "http://10.0.0.5:8000#a"', "is no address for trainers"),
         ('url = "http://:8000"', "is no address for trainers"),
-        ('discovery = "all"', "Invalid enum value 'all'"),
+        ('discovery = "all"', "discovery: 'all' is none; there are "),
         ('namespace = "a.b"', "namespace"),
         ("port = 65536", "port"),
     ],

@@ -295,7 +295,7 @@ def edited(path: str, value: Any, base: dict[str, Any] = TWO) -> dict[str, Any]:
         ({}, "features.mm_hashes"),
         ([], "features"),
         ("x", "features"),
-        (edited("more", 1), "features"),
+        (edited("more", 1), "features.more"),
         (edited("mm_hashes", {}), "features"),
         (edited("mm_hashes", {"image": []}), "features"),
         (edited("mm_hashes.image.0", ""), "features.mm_hashes[...][0]"),
@@ -434,7 +434,10 @@ class RawBed:
         self.rig = Rig(make_worker("a", self.lane), plugins=[MultimodalFeatures(settings_ or Settings())])
 
     async def ask(self, *parts: Any, **members: Any) -> Browser:
-        return await Browser(body(content_parts=list(parts), **members)).ask(self.rig)
+        return await self.ask_for(content_parts=list(parts), **members)
+
+    async def ask_for(self, **members: Any) -> Browser:
+        return await Browser(body(**members)).ask(self.rig)
 
 
 class HttpLane(ScriptedLane):
@@ -467,6 +470,21 @@ async def test_a_name_that_changes_its_meaning_is_refused():
     await bed.ask(part(RED, uuid="u"))
     browser = await bed.ask(part(BLUE, uuid="u"))
     assert (browser.status, browser.json["error"]["param"]) == (400, "content_parts[0].uuid")
+
+
+@pytest.mark.parametrize(
+    ("members", "param", "allowed"),
+    [
+        ({"features": edited("mm_hashes", {"thermal": ["a"]})}, "features.mm_hashes", "'audio', 'image', 'video'"),
+        ({"features": edited("more", 1)}, "features.more", "known are kwargs_data, mm_hashes, mm_metadata, mm_placeholders"),
+        ({"content_parts": [{"type": "text", "url": "x"}]}, "content_parts[0].type", "'audio_url', 'image_url', 'video_url'"),
+        ({"content_parts": [part(RED) | {"detail": "low"}]}, "content_parts[0].detail", "known are type, url, uuid"),
+    ],
+)
+async def test_a_refusal_says_what_is_allowed(members, param, allowed):
+    browser = await RawBed().ask_for(**members)
+    assert (browser.status, browser.json["error"]["param"]) == (400, param)
+    assert allowed in browser.json["error"]["message"]
 
 
 async def test_an_address_on_a_named_host_is_the_workers_to_fetch():
