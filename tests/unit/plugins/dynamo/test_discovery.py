@@ -7,6 +7,7 @@ import httpx
 import pytest
 import trio
 
+from core.errors import PluginFault
 from core.loading import load_plugins
 from core.proxy import open_proxy
 from core.settings import SettingsError, parse_settings
@@ -160,6 +161,7 @@ async def test_a_port_that_is_taken_ends_the_start(monkeypatch):
     async with listener:
         port = listener.socket.getsockname()[1]
         settings = parse_settings(f"[plugins]\ndisable = ['stand-in']\n[plugins.dynamo]\nport = {port}\nurl = 'http://127.0.0.1:8000'")
-        with pytest.raises(OSError, match="Address already in use"):
+        with pytest.raises(PluginFault) as raised:
             async with open_proxy(settings):
                 pass
+    assert "Address already in use" in str(raised.value.__cause__)
