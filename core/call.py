@@ -200,6 +200,8 @@ class Call(Struct, kw_only=True):
     identity: Identity = Identity()
     #: Names of what the call needs from a wire beyond the plain fields; see `core.wire.needs`.
     needs: set[str] = field(default_factory=set[str])
+    #: Of a need that isn't a field's path, the fields of the client, and the settings (`plugins.…`), that it comes from (`need`).
+    needed_by: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     #: What a plugin keeps for its own later hooks, under the plugin's name.
     notes: dict[str, Any] = field(default_factory=dict[str, Any])
     #: Response headers that plugins add.
@@ -207,6 +209,11 @@ class Call(Struct, kw_only=True):
     #: Unix time of arrival, in seconds, and the monotonic clock's reading of the same moment.
     created: float = field(default_factory=time.time)
     started: float = field(default_factory=time.perf_counter)
+
+    def need(self, need: str, by: str) -> None:
+        """Add to `needs`. `by` is the client's field, or the setting, that it comes from: a refusal names that."""
+        self.needs.add(need)
+        self.needed_by[need] = (*self.needed_by.get(need, ()), by)
 
 
 class Outcome(Struct, kw_only=True):

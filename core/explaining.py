@@ -12,6 +12,7 @@ from core.fleet.worker import Worker
 from core.path import Path
 from core.placement import Placer
 from core.registry import Registry
+from core.wire.needs import fields, missing
 
 
 class WorkerVerdict(Struct):
@@ -104,8 +105,9 @@ class Explainer:
     def _ask_wires(self, call: Call, obstacles: dict[Worker, str]) -> None:
         for worker in self._fleet.workers.values():
             if worker not in obstacles and not call.relayed and worker.lane_for(call.needs) is None:
-                missing = call.needs - frozenset[str]().union(*(lane.can for lane in worker.lanes)) or call.needs
-                obstacles[worker] = f"has no wire that carries {', '.join(sorted(missing))}"
+                wanted = missing(call.needs, [lane.can for lane in worker.lanes])
+                named = sorted(name for need in wanted for name in fields(need, call.needed_by))
+                obstacles[worker] = f"has no wire that carries {' and '.join(named)}"
 
     def _ask_plugins(self, call: Call, obstacles: dict[Worker, str]) -> None:
         workers = tuple(w for w in self._fleet.workers.values() if w not in obstacles)

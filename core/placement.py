@@ -14,7 +14,7 @@ from core.lag import behind
 from core.registry import Registry
 from core.routing import Routing
 from core.wire.lane import Lane
-from core.wire.needs import explain
+from core.wire.needs import missing, refusal
 
 #: States that end by themselves, or by a trainer's next call: whoever waits will be served.
 _HELD = frozenset({"paused", "updating"})
@@ -77,8 +77,9 @@ class Placer:
         """
         ready = self._ready(call, tried)
         if not ready.lanes:
-            missing = call.needs - frozenset[str]().union(*(lane.can for w in ready.workers for lane in w.lanes)) or call.needs
-            raise BadRequest(f"no worker can serve {explain(missing)}", param=min(missing))
+            wires = [lane.can for worker in ready.workers for lane in worker.lanes]
+            message, field = refusal(missing(call.needs, wires), call.needed_by)
+            raise BadRequest(message, param=field)
         choice = self._choose(call, tuple(ready.lanes))
         lane = ready.lanes[choice.worker]
         return Placement(choice, lane if choice.rank is None else lane.at_rank(choice.rank))

@@ -4,7 +4,7 @@ A *need* is the path of a field that not every wire carries (`sampling_params.st
 The facts are vLLM 0.33's: what its gRPC contract has no field for, and what its HTTP servers refuse or ignore on the generate route.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Final, Literal
 
 Wire = Literal["grpc", "http"]
@@ -14,9 +14,10 @@ _RUST = "the Rust HTTP server"
 _PYTHON = "the Python HTTP server"
 
 STREAMED_PROMPT_LOGPROBS: Final = "stream with sampling_params.prompt_logprobs"
-#: A call that must go over one wire, whatever it asks for: a plugin adds one of these for what only it knows of.
+#: A call that must go over one wire, whatever it asks for: a plugin adds one of these for what only it knows of, by `Call.need`.
 OVER_GRPC: Final = "gRPC"
 OVER_HTTP: Final = "HTTP"
+_WIRES: Final = frozenset({OVER_GRPC, OVER_HTTP})
 #: need → the servers that can serve it.
 _SERVED_BY: Final = {
     OVER_GRPC: {_GRPC},
@@ -52,7 +53,27 @@ RUST_HTTP_CAN: Final = frozenset(need for need, servers in _SERVED_BY.items() if
 PYTHON_HTTP_CAN: Final = frozenset(need for need, servers in _SERVED_BY.items() if _PYTHON in servers)
 
 
-def explain(needs: Collection[str]) -> str:
-    """Why no wire serves these needs: what each of them takes."""
-    parts = [f"{need} (needs {' or '.join(sorted(_SERVED_BY.get(need, {'another worker'})))})" for need in sorted(needs)]
-    return ", ".join(parts)
+#: The fields of needs that are no field's path.
+_FIELDS: Final = {STREAMED_PROMPT_LOGPROBS: "sampling_params.prompt_logprobs"}
+#: How the paths of settings begin, which are nobody's `param`.
+_SETTINGS: Final = "plugins."
+
+
+def missing(needs: Set[str], wires: Sequence[Set[str]]) -> Set[str]:
+    """Why none of these wires serves these needs: those that none of them can; or, where it is only that no wire can all, those that some
+    can't.
+    """
+    return needs - frozenset[str]().union(*wires) or needs - frozenset(needs).intersection(*wires)
+
+
+def fields(need: str, needed_by: Mapping[str, Sequence[str]]) -> Sequence[str]:
+    """What the client knows a need by; see `Call.needed_by`."""
+    return needed_by.get(need) or (need,)
+
+
+def refusal(missing: Collection[str], needed_by: Mapping[str, Sequence[str]]) -> tuple[str, str | None]:
+    """What a client is told whose call no wire carries, and the path of its field. `missing` is not empty, see there."""
+    named = [(name, need) for need in sorted(missing) for name in fields(need, needed_by)]
+    parts = [f"{name} (needs {' or '.join(sorted(_SERVED_BY.get(need, {'another worker'})))})" for name, need in sorted(named)]
+    own = sorted(_FIELDS.get(name, name) for name, _ in named if not name.startswith(_SETTINGS) and name not in _WIRES)
+    return f"no worker can serve {' and '.join(parts)}{' in one call' if len(parts) > 1 else ''}", own[0] if own else None

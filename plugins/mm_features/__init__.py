@@ -73,9 +73,9 @@ class MultimodalFeatures:
         if claimed[0].key == _FEATURES:
             if call.ec_transfer_params:  # they name the items, which get other names here
                 raise BadRequest("ec_transfer_params: they can't go with features", param="ec_transfer_params")
-            call.needs.add(OVER_GRPC)
+            call.need(OVER_GRPC, by=_FEATURES)
         else:
-            call.needs.add(OVER_HTTP)
+            call.need(OVER_HTTP, by=_PARTS)
             call.return_token_ids = True  # they tell how long the prompt has become
         call.notes[_NAME] = claimed[0]
 

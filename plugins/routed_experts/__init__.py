@@ -52,9 +52,9 @@ class RoutedExperts:
         """See `core.hookspecs`."""
         if call.relayed:  # its answer isn't looked into
             return
-        asked = self._settings.always
+        asked, by = self._settings.always, "plugins.routed-experts.always"
         if call.unclaimed and (raw := call.unclaimed.pop(_KEY, None)) is not None and (said := _flag(raw)) is not None:
-            asked = said
+            asked, by = said, _KEY
             if not said:
                 call.sampling.routed_experts_prompt_start = None
                 call.needs.discard(_START)
@@ -63,7 +63,7 @@ class RoutedExperts:
             return
         _check(call)
         if asked:
-            call.needs.add(OVER_HTTP)
+            call.need(OVER_HTTP, by=by)
             if call.sampling.routed_experts_prompt_start is None:
                 call.sampling.routed_experts_prompt_start = 0
 

@@ -57,7 +57,14 @@ def test_without_http_what_needs_it_is_refused_by_name(over_grpc, name):
 def test_without_grpc_what_needs_it_is_refused_by_name(over_http, sent, name):
     with client_of(over_http) as client:
         status, error = refusal(client, sent)
-    assert (status, name in error["message"]) == (400, True)
+    assert (status, name in error["message"], error["param"]) == (400, True, name)
+
+
+def test_without_http_content_parts_are_refused_by_name(over_grpc):
+    with client_of(over_grpc) as client:
+        status, error = refusal(client, body(content_parts=[{"type": "image_url", "url": "data:image/png;base64,AAAA"}]))
+    message = "no worker can serve content_parts (needs the Python HTTP server or the Rust HTTP server)"
+    assert (status, error["message"], error["param"]) == (400, message, "content_parts")
 
 
 def test_two_needs_that_no_single_wire_serves_are_refused_by_name(scripted_client):

@@ -9,11 +9,13 @@ from core.wire.grpc_lowering import lower_to_grpc
 from core.wire.http_lowering import lower_to_http
 from core.wire.needs import (
     GRPC_CAN,
+    OVER_HTTP,
     PYTHON_HTTP_CAN,
     RUST_HTTP_CAN,
     SAMPLING_NEEDS,
     STREAMED_PROMPT_LOGPROBS,
-    explain,
+    missing,
+    refusal,
 )
 from tests.unit.core.rig import make_call
 
@@ -125,6 +127,7 @@ OURS = {
     "relayed",
     "touches_kv",
     "data_parallel_rank",  # the placement's, see test_ranks
+    "needed_by",
 }
 
 
@@ -170,8 +173,43 @@ def test_every_need_is_the_path_of_a_field_and_has_a_wire():
         assert need in GRPC_CAN | RUST_HTTP_CAN | PYTHON_HTTP_CAN
 
 
-def test_the_explanation_names_each_need_and_who_serves_it():
-    assert explain(["sampling_params.trace_decode_token_ids"]) == ("sampling_params.trace_decode_token_ids (needs the Python HTTP server)")
-    assert explain({"sampling_params.stop", "a plugin's"}) == (
-        "a plugin's (needs another worker), sampling_params.stop (needs grpc or the Python HTTP server)"
+def test_what_no_wire_can_is_missing_and_else_what_some_cannot():
+    stop, words = "sampling_params.stop", "sampling_params.bad_words"
+    assert missing({stop, words}, [GRPC_CAN]) == {words}
+    assert missing({stop, words, OVER_HTTP}, [GRPC_CAN, RUST_HTTP_CAN]) == {stop, words, OVER_HTTP}
+    assert missing({stop, "a"}, [frozenset({stop, "a"}) - {"a"}, frozenset({stop})]) == {"a"}
+    assert missing({words, stop, "a"}, [frozenset({stop, "a"}), frozenset({words, "a"})]) == {words, stop}
+
+
+def test_a_refusal_names_each_need_and_who_serves_it():
+    assert refusal(["sampling_params.trace_decode_token_ids"], {}) == (
+        "no worker can serve sampling_params.trace_decode_token_ids (needs the Python HTTP server)",
+        "sampling_params.trace_decode_token_ids",
     )
+    assert refusal({"sampling_params.stop", "a plugin's"}, {}) == (
+        "no worker can serve a plugin's (needs another worker) and sampling_params.stop (needs grpc or the Python HTTP server) in one call",
+        "a plugin's",
+    )
+
+
+def test_a_refusal_names_the_clients_fields_for_the_need_that_comes_from_them():
+    by = {OVER_HTTP: ("content_parts", "plugins.x.always")}
+    http = "(needs the Python HTTP server or the Rust HTTP server)"
+    assert refusal({OVER_HTTP}, by) == (
+        f"no worker can serve content_parts {http} and plugins.x.always {http} in one call",
+        "content_parts",
+    )
+    assert refusal({OVER_HTTP}, {OVER_HTTP: ("plugins.x.always",)}) == (f"no worker can serve plugins.x.always {http}", None)
+    assert refusal({OVER_HTTP}, {}) == (f"no worker can serve HTTP {http}", None)
+
+
+@pytest.mark.parametrize(
+    ("need", "field"),
+    [
+        (STREAMED_PROMPT_LOGPROBS, "sampling_params.prompt_logprobs"),
+    ],
+)
+def test_the_param_of_a_refusal_is_a_field_also_where_the_need_is_more_than_its_path(need, field):
+    message, param = refusal({need}, {})
+    assert need in message
+    assert param == field

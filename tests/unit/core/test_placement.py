@@ -9,7 +9,7 @@ from core.errors import BadRequest, CallError, NotFound, NoWorker, PluginFault
 from core.fleet.gate import Gate
 from core.hookspecs import Choice, hookimpl
 from core.settings import GateSettings
-from core.wire.needs import GRPC_CAN, RUST_HTTP_CAN
+from core.wire.needs import GRPC_CAN, OVER_HTTP, RUST_HTTP_CAN
 from tests.unit.core.lanes import ScriptedLane
 from tests.unit.core.rig import Rig, make_call, make_worker
 
@@ -96,6 +96,15 @@ def test_needs_that_no_single_wire_serves_are_all_named():
     error = refusal(Rig(both), needs={"sampling_params.bad_words", "sampling_params.stop"})
     assert "sampling_params.bad_words" in error.message
     assert "sampling_params.stop" in error.message
+
+
+def test_a_need_that_a_plugin_added_is_refused_by_the_field_that_it_added_it_for():
+    call = make_call()
+    call.need(OVER_HTTP, by="content_parts")
+    with pytest.raises(BadRequest) as raised:
+        Rig(worker("a")).placer.place(call, {})
+    assert raised.value.message == "no worker can serve content_parts (needs the Python HTTP server or the Rust HTTP server)"
+    assert raised.value.param == "content_parts"
 
 
 def test_the_first_lane_that_serves_the_needs_is_taken():

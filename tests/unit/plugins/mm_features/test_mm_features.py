@@ -362,7 +362,8 @@ async def test_without_one_the_call_is_refused():
 async def test_over_http_features_never_go():
     rig = Rig(seeing("a", ScriptedLane(wire="http", can=RUST_HTTP_CAN)), plugins=[MultimodalFeatures(Settings())])
     browser = await Browser(body(features=one())).ask(rig)
-    assert (browser.status, "gRPC" in browser.json["error"]["message"]) == (400, True)
+    error = browser.json["error"]
+    assert (browser.status, error["message"], error["param"]) == (400, "no worker can serve features (needs grpc)", "features")
 
 
 # --- whatever comes --------------------------------------------------------------------------------------------------------------

@@ -70,6 +70,30 @@ async def test_with_always_a_null_is_no_no():
     assert rows(browser)["shape"] == [4, 2, 2]
 
 
+@pytest.mark.parametrize(
+    ("settings", "members", "named", "param"),
+    [
+        (Settings(), {"return_routed_experts": True}, "return_routed_experts", "return_routed_experts"),
+        (Settings(always=True), {}, "plugins.routed-experts.always", None),
+    ],
+)
+async def test_without_http_a_refusal_names_what_asks_for_it(settings, members, named, param):
+    error = (await ask(ScriptedLane(), settings, **members)).json["error"]
+    message = f"no worker can serve {named} (needs the Python HTTP server or the Rust HTTP server)"
+    assert (error["code"], error["message"], error["param"]) == (400, message, param)
+
+
+async def test_with_always_a_field_that_needs_grpc_is_refused_with_both_named():
+    both = make_worker("a", ScriptedLane(), http_lane())
+    rig = Rig(both, plugins=[RoutedExperts(Settings(always=True))])
+    error = (await Browser({"token_ids": PROMPT, "sampling_params": {"logit_bias": {"1": 1}}}).ask(rig)).json["error"]
+    assert error["message"] == (
+        "no worker can serve plugins.routed-experts.always (needs the Python HTTP server or the Rust HTTP server) "
+        "and sampling_params.logit_bias (needs grpc or the Python HTTP server) in one call"
+    )
+    assert error["param"] == "sampling_params.logit_bias"
+
+
 @pytest.mark.parametrize("sampling", [{}, {"routed_experts_prompt_start": 3}])
 async def test_who_says_no_goes_as_he_would_even_with_always(sampling):
     both = make_worker("a", ScriptedLane([output(7, finish="stop")]), http_lane(answer(encoded((3, 2, 2)), 7)))
