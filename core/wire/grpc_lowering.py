@@ -4,7 +4,7 @@ Omitted values mean what they mean on vLLM's generate route over HTTP, not what 
 and the rest of the context (gRPC: the model's own limit first).
 """
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from google.protobuf.json_format import ParseDict, ParseError
@@ -22,6 +22,10 @@ from core.wire.generated.inference_pb2 import (
     StoppingCriteria,
     TokenIds,
 )
+
+#: Where a client says 0, since to a worker 0 is nothing said, and -0.0 too: the model's generation config would hold (vllm-rs 0.33). The
+#: least that is no subnormal, it changes no logit; the engine has the work of a penalty, though.
+_NO_PENALTY: Final = 2.0**-126
 
 
 def lower_to_grpc(call: Call, *, index: int, max_model_len: int) -> GenerateRequest:
@@ -69,8 +73,8 @@ def _random(sampling: SamplingParams, index: int) -> RandomSampling:
 def _decoding(sampling: SamplingParams) -> DecodingParameters:
     wanted = sampling.structured_outputs or StructuredOutputs()
     return DecodingParameters(
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
+        presence_penalty=_penalty(sampling.presence_penalty),
+        frequency_penalty=_penalty(sampling.frequency_penalty),
         repetition_penalty=sampling.repetition_penalty,
         logit_bias=sampling.logit_bias,
         allowed_token_ids=sampling.allowed_token_ids,
@@ -82,6 +86,10 @@ def _decoding(sampling: SamplingParams) -> DecodingParameters:
         json_object=wanted.json_object,
         structural_tag=_text(wanted.structural_tag),
     )
+
+
+def _penalty(said: float | None) -> float | None:
+    return _NO_PENALTY if said == 0 else said
 
 
 def _text(schema: str | dict[str, Any] | None) -> str | None:

@@ -66,6 +66,7 @@ def scripted(
     served_model_names: Sequence[str] = (_MODEL,),
     scale_out: bool = True,
     sees: bool = False,
+    generation_config: Mapping[str, Any] | None = None,
     fail: Sequence[str] = (),
     extension_methods: Sequence[str] = (),
     server_arguments: Sequence[str] = (),
@@ -75,10 +76,10 @@ def scripted(
     """Run the real server with a scripted engine, in development mode, with scale-out routes and adapters at run time.
 
     `fail` names utilities and worker methods that always fail, `extension_methods` further methods for `/collective_rpc`, each of which
-    replaces the weights. With `sees` the model is the tiny Qwen3-VL, for which the server prepares media. `server_arguments` go to
-    `vllm-rs serve`, `environment` on top of its environment. `settings` are fields of
-    `scripted_engine.settings.Settings`, such as `world_size`, `max_model_len`, `fast` or `tokens_per_step`; with a `data_parallel_size` of
-    N there are N engine processes. With `fast` no events are logged.
+    replaces the weights. With `sees` the model is the tiny Qwen3-VL, for which the server prepares media. `generation_config` is added to
+    what the tiny one recommends. `server_arguments` go to `vllm-rs serve`, `environment` on top of its environment. `settings` are fields
+    of `scripted_engine.settings.Settings`, such as `world_size`, `max_model_len`, `fast` or `tokens_per_step`; with a `data_parallel_size`
+    of N there are N engine processes. With `fast` no events are logged.
 
     Raises: `InstallFailed`, `StartFailed`; `TypeError` for an unknown setting.
     """
@@ -88,7 +89,7 @@ def scripted(
         if sees:
             tiny_vision.write(folder / "model")
         else:
-            tiny_model.write(folder / "model", vocab_size=of_engine.vocab_size)
+            tiny_model.write(folder / "model", vocab_size=of_engine.vocab_size, generation_config=generation_config)
         events = None if of_engine.fast else folder / "events.jsonl"
 
         def commands(http_port: int, grpc_port: int, handshake_port: int) -> list[Command]:

@@ -7,6 +7,7 @@ Token ids can be read by eye: 0..255 are the bytes themselves, then come 61 merg
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,15 +54,16 @@ _CHAT_TEMPLATE = (
 )
 
 
-def write(folder: Path, *, vocab_size: int = VOCAB_SIZE) -> None:
+def write(folder: Path, *, vocab_size: int = VOCAB_SIZE, generation_config: Mapping[str, Any] | None = None) -> None:
     """Write configuration and tokenizer into `folder`, which is made if it is missing.
 
-    A `vocab_size` above the tokenizer's gives a model with tokens that have no text, as padded vocabularies do.
+    A `vocab_size` above the tokenizer's gives a model with tokens that have no text, as padded vocabularies do. `generation_config` is what
+    the model recommends.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in {
         "config.json": CONFIG | {"vocab_size": vocab_size},
-        "generation_config.json": {"eos_token_id": list(EOS_TOKEN_IDS), "pad_token_id": END_OF_TEXT},
+        "generation_config.json": {"eos_token_id": list(EOS_TOKEN_IDS), "pad_token_id": END_OF_TEXT, **(generation_config or {})},
         "tokenizer.json": tokenizer(),
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",

@@ -5,7 +5,7 @@ import pytest
 
 from tests import workers
 from tests.conformance.through_headrace.calls import PROMPT, body, reply
-from tests.conformance.through_headrace.conftest import client_of
+from tests.conformance.through_headrace.conftest import BARE, client_of
 from tests.proxy import headrace
 
 #: `sampling_params` → what the engine gets. These go over both wires.
@@ -111,6 +111,17 @@ def test_what_is_omitted_means_the_same_over_either_wire(wire, scripted_worker):
     assert (sampling["temperature"], sampling["max_tokens"]) == (1.0, scripted_worker.max_model_len - len(PROMPT))
     nothing = ("seed", "logprobs", "prompt_logprobs", "structured_outputs", "thinking_token_budget", "logit_bias")
     assert {key: sampling.get(key) for key in nothing} == dict.fromkeys(nothing)
+
+
+def test_an_explicit_zero_counts_more_than_what_the_model_says():
+    said = {"presence_penalty": 1.5, "frequency_penalty": 0.7, "repetition_penalty": 1.3, "top_k": 20, "top_p": 0.9, "min_p": 0.05}
+    neutral = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    with workers.scripted(generation_config=said) as worker:
+        for wires in ("grpc", "http"):
+            with headrace(worker, wires=wires, settings=BARE) as proxy, client_of(proxy) as client:
+                for sampling, taken in (({}, said), (neutral, neutral)):
+                    sent = added(worker, client, body(sampling=sampling))["sampling_params"]
+                    assert {key: sent[key] for key in said} == pytest.approx(taken, abs=1e-6)
 
 
 def test_who_asks_reaches_the_engine_over_either_wire(wire, scripted_worker):

@@ -1,11 +1,13 @@
 """A call as vLLM's gRPC request, field by field."""
 
+import struct
 from typing import Any
 
 import pytest
 
 from core.call import Identity, ReasoningParserKwargs, SamplingParams, StructuredOutputs
 from core.errors import BadRequest
+from core.wire.generated.inference_pb2 import GenerateRequest
 from core.wire.grpc_lowering import lower_to_grpc
 from tests.unit.core.rig import make_call
 
@@ -35,6 +37,21 @@ def test_an_explicit_zero_is_told_from_absence():
     assert request.sampling.HasField("top_k")
     assert request.sampling.HasField("min_p")
     assert request.HasField("watermarking")
+
+
+@pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty"])
+@pytest.mark.parametrize("zero", [0.0, -0.0])
+def test_an_explicit_zero_of_a_penalty_is_sent_as_one_that_changes_nothing(name, zero):
+    received = GenerateRequest.FromString(lowered(sampling={name: zero}).SerializeToString())
+    sent = getattr(received.decoding, name)
+    assert sent > 0
+    assert all(float32(logit - sent) == logit for logit in (float32(1e-20), -0.5, 30.0))
+    assert getattr(lowered(sampling={name: -0.5}).decoding, name) == -0.5
+    assert getattr(lowered().decoding, name) == 0
+
+
+def float32(number: float) -> float:
+    return struct.unpack("f", struct.pack("f", number))[0]
 
 
 def test_the_prompt_and_the_names_go_as_they_are():
