@@ -22,6 +22,7 @@ from core.routing import ranks_for
 from core.serving.server import serve_on_port
 from core.settings import PluginSettings, Role, Settings, WorkerSettings
 from core.wire.needs import OVER_GRPC, OVER_HTTP, STREAMED_PROMPT_LOGPROBS
+from core.wire.transfers import needs_with_transfers
 
 __all__ = [
     "OVER_GRPC",
@@ -62,6 +63,7 @@ __all__ = [
     "WorkerSettings",
     "hookimpl",
     "instance_of",
+    "needs_with_transfers",
     "ranks_for",
     "refusing",
     "serve_on_port",

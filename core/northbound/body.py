@@ -10,7 +10,8 @@ from msgspec import Meta, Raw, Struct
 from core.call import BODY_KEYS, Call, ReasoningParserKwargs, SamplingParams, StreamOptions, TokenId
 from core.errors import BadRequest
 from core.refusals import refusing
-from core.wire.needs import SAMPLING_NEEDS, STREAMED_PROMPT_LOGPROBS
+from core.wire.needs import CACHED_PROMPT_LOGPROBS, SAMPLING_NEEDS, STREAMED_PROMPT_LOGPROBS
+from core.wire.transfers import needs_with_transfers
 
 #: It may go on in a header.
 Name = Annotated[str, Meta(pattern=r"\A[^\x00-\x1f\x7f]*\Z")]
@@ -103,7 +104,7 @@ def parse_call(data: bytes, headers: Mapping[str, str]) -> Call:
         raise BadRequest(_EMPTY_SALT, param="cache_salt")
     if body.stream_options and not stream:
         raise BadRequest("stream_options: only a streamed call has them; send stream: true", param="stream_options")
-    return Call(
+    call = Call(
         id=call_id(headers, body.request_id),
         token_ids=body.token_ids,
         sampling=sampling,
@@ -125,6 +126,9 @@ def parse_call(data: bytes, headers: Mapping[str, str]) -> Call:
         unclaimed_sampling={key: _decode(raw, f"sampling_params.{key}") for key, raw in unclaimed_sampling.items()},
         needs=_needs(sampling, stream=stream),
     )
+    if call.kv_transfer_params or call.ec_transfer_params or call.reasoning_parser_kwargs:
+        call.needs = needs_with_transfers(call)
+    return call
 
 
 def _owner(body: _Body) -> dict[str, str]:
@@ -186,6 +190,8 @@ def _needs(sampling: SamplingParams, *, stream: bool) -> set[str]:
     needs = {need for key, need in SAMPLING_NEEDS if getattr(sampling, key) is not None}
     if stream and sampling.prompt_logprobs is not None:
         needs.add(STREAMED_PROMPT_LOGPROBS)
+    if sampling.skip_reading_prefix_cache is False and sampling.prompt_logprobs is not None:
+        needs.add(CACHED_PROMPT_LOGPROBS)
     if wanted := sampling.structured_outputs:
         needs |= {f"sampling_params.structured_outputs.{key}" for key in _SCHEMA_OPTIONS if getattr(wanted, key) is not None}
     return needs

@@ -14,6 +14,14 @@ _RUST = "the Rust HTTP server"
 _PYTHON = "the Python HTTP server"
 
 STREAMED_PROMPT_LOGPROBS: Final = "stream with sampling_params.prompt_logprobs"
+#: A prefill whose hand-off comes in a stream.
+STREAMED_HAND_OVER: Final = "stream with kv_transfer_params.do_remote_decode"
+#: Prompt logprobs of a prompt that may be read from the cache.
+CACHED_PROMPT_LOGPROBS: Final = "sampling_params.skip_reading_prefix_cache: false with sampling_params.prompt_logprobs"
+#: Integers that are no doubles, by the field that they are in.
+LARGE_INTEGERS: Final = {
+    field: f"integers from 2**53 on in {field}" for field in ("kv_transfer_params", "ec_transfer_params", "reasoning_parser_kwargs")
+}
 #: A call that must go over one wire, whatever it asks for: a plugin adds one of these for what only it knows of, by `Call.need`.
 OVER_GRPC: Final = "gRPC"
 OVER_HTTP: Final = "HTTP"
@@ -29,6 +37,8 @@ _SERVED_BY: Final = {
     "sampling_params.include_stop_str_in_output": {_GRPC, _PYTHON},
     # No HTTP server streams prompt logprobs; over gRPC they are in the stream's first message.
     STREAMED_PROMPT_LOGPROBS: {_GRPC},
+    # Nor a hand-off, which over gRPC is in the last message.
+    STREAMED_HAND_OVER: {_GRPC},
     # gRPC has no field for these.
     "sampling_params.vllm_xargs": {_RUST, _PYTHON},
     "sampling_params.extra_args": {_RUST, _PYTHON},
@@ -43,6 +53,10 @@ _SERVED_BY: Final = {
     "sampling_params.trace_decode_token_ids": {_PYTHON},
     # gRPC takes bad words as token ids only.
     "sampling_params.bad_words": {_RUST, _PYTHON},
+    # To gRPC a false is nothing said, and for prompt logprobs the engine then reads no cache.
+    CACHED_PROMPT_LOGPROBS: {_RUST, _PYTHON},
+    # gRPC's numbers are doubles.
+    **{need: {_RUST, _PYTHON} for need in LARGE_INTEGERS.values()},
 }
 #: Keys of `sampling_params` whose presence is a need, with the need.
 SAMPLING_NEEDS: Final = tuple(
@@ -54,7 +68,12 @@ PYTHON_HTTP_CAN: Final = frozenset(need for need, servers in _SERVED_BY.items() 
 
 
 #: The fields of needs that are no field's path.
-_FIELDS: Final = {STREAMED_PROMPT_LOGPROBS: "sampling_params.prompt_logprobs"}
+_FIELDS: Final = {
+    STREAMED_PROMPT_LOGPROBS: "sampling_params.prompt_logprobs",
+    STREAMED_HAND_OVER: "kv_transfer_params.do_remote_decode",
+    CACHED_PROMPT_LOGPROBS: "sampling_params.skip_reading_prefix_cache",
+    **{need: field for field, need in LARGE_INTEGERS.items()},
+}
 #: How the paths of settings begin, which are nobody's `param`.
 _SETTINGS: Final = "plugins."
 

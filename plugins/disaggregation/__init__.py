@@ -11,7 +11,21 @@ from typing import Annotated, Final
 from msgspec import Meta
 from msgspec.structs import replace
 
-from core import BadRequest, Call, CallError, GenerateReply, NoWorker, Outcome, Output, PluginSettings, Proxy, Role, Worker, hookimpl
+from core import (
+    BadRequest,
+    Call,
+    CallError,
+    GenerateReply,
+    NoWorker,
+    Outcome,
+    Output,
+    PluginSettings,
+    Proxy,
+    Role,
+    Worker,
+    hookimpl,
+    needs_with_transfers,
+)
 from plugins.disaggregation.legs import decode_call, encode_call, prefill_call
 from plugins.disaggregation.merging import Prefilled
 
@@ -188,7 +202,9 @@ class Disaggregation:
 
     async def _encode(self, call: Call) -> Call:
         reply, leg = await self._leg(encode_call(call))
-        return replace(call, ec_transfer_params=reply.ec_transfer_params, legs=(*call.legs, _told("encode", leg)), retries=1)
+        seen = replace(call, ec_transfer_params=reply.ec_transfer_params, legs=(*call.legs, _told("encode", leg)), retries=1)
+        seen.needs = needs_with_transfers(seen)
+        return seen
 
     async def _prefill(self, call: Call) -> Call:
         """A hand-off is for one decode call: whether one that has failed got the blocks, nobody can tell, and when it did they are gone."""

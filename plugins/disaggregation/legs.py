@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from core import STREAMED_PROMPT_LOGPROBS, Call, GenerateReply, SamplingParams
+from core import STREAMED_PROMPT_LOGPROBS, Call, GenerateReply, SamplingParams, needs_with_transfers
 
 #: What vLLM's connectors understand as "compute this prompt for somebody else".
 HAND_OVER: Final[dict[str, Any]] = {
@@ -52,6 +52,7 @@ def decode_call(call: Call, prefilled: GenerateReply, *, hold: float, leg: str) 
     later.ec_transfer_params = None
     later.hold = hold
     later.legs = (*call.legs, leg)
+    later.needs = needs_with_transfers(later)
     return later
 
 

@@ -124,6 +124,11 @@ def test_an_explicit_zero_counts_more_than_what_the_model_says():
                     assert {key: sent[key] for key in said} == pytest.approx(taken, abs=1e-6)
 
 
+def test_a_cache_that_may_be_read_for_prompt_logprobs_is_told_to_the_engine(scripted_client, scripted_worker):
+    sampling = {"prompt_logprobs": 1, "skip_reading_prefix_cache": False}
+    assert added(scripted_worker, scripted_client, body(sampling=sampling))["sampling_params"]["skip_reading_prefix_cache"] is False
+
+
 def test_who_asks_reaches_the_engine_over_either_wire(wire, scripted_worker):
     sent = body(cache_salt="v7", priority=-3, request_id="who", model="tiny")
     event = added(scripted_worker, wire, sent, x_session_id="s1", x_data_parallel_rank="0")

@@ -2,11 +2,12 @@
 
 import pytest
 
-from tests.conformance.through_headrace.calls import PATH, body, refusal
+from tests.conformance.through_headrace.calls import PATH, body, events, refusal
 from tests.conformance.through_headrace.conftest import client_of
 from tests.conformance.through_headrace.test_lowering import GRPC_ONLY, HTTP_ONLY
 
 STOP = {"stop": "a"}
+HAND_OVER = {"do_remote_decode": True, "do_remote_prefill": False}
 INCLUDED = {"stop": "a", "include_stop_str_in_output": True}
 
 
@@ -52,12 +53,30 @@ def test_without_http_what_needs_it_is_refused_by_name(over_grpc, name):
         (body(sampling=STOP), "sampling_params.stop"),
         (body(sampling=GRPC_ONLY["logit_bias"][0]), "sampling_params.logit_bias"),
         (body(sampling={"prompt_logprobs": 1}, stream=True), "sampling_params.prompt_logprobs"),
+        (body(kv_transfer_params=HAND_OVER, stream=True), "kv_transfer_params.do_remote_decode"),
     ],
 )
 def test_without_grpc_what_needs_it_is_refused_by_name(over_http, sent, name):
     with client_of(over_http) as client:
         status, error = refusal(client, sent)
     assert (status, name in error["message"], error["param"]) == (400, True, name)
+
+
+def test_a_streamed_hand_over_is_told_over_grpc(scripted_client, scripted_proxy):
+    sent = body(kv_transfer_params=HAND_OVER, stream=True)
+    assert wire_of(scripted_proxy, sent) == "grpc"
+    told = [chunk["kv_transfer_params"] for chunk in events(scripted_client, sent) if "kv_transfer_params" in chunk]
+    assert [params["do_remote_prefill"] for params in told] == [True]
+
+
+@pytest.mark.parametrize("field", ["kv_transfer_params", "ec_transfer_params", "reasoning_parser_kwargs"])
+def test_integers_that_grpc_would_change_go_over_http(scripted_proxy, over_grpc, field):
+    given = {"a": [2**53 + 1]}
+    sent = body() | {field: {"chat_template_kwargs": given} if field == "reasoning_parser_kwargs" else given}
+    assert wire_of(scripted_proxy, sent) == "http"
+    with client_of(over_grpc) as client:
+        status, error = refusal(client, sent)
+    assert (status, error["param"]) == (400, field)
 
 
 def test_without_http_content_parts_are_refused_by_name(over_grpc):

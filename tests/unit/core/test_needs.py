@@ -8,15 +8,19 @@ from core.northbound.body import parse_call
 from core.wire.grpc_lowering import lower_to_grpc
 from core.wire.http_lowering import lower_to_http
 from core.wire.needs import (
+    CACHED_PROMPT_LOGPROBS,
     GRPC_CAN,
+    LARGE_INTEGERS,
     OVER_HTTP,
     PYTHON_HTTP_CAN,
     RUST_HTTP_CAN,
     SAMPLING_NEEDS,
+    STREAMED_HAND_OVER,
     STREAMED_PROMPT_LOGPROBS,
     missing,
     refusal,
 )
+from core.wire.transfers import needs_with_transfers
 from tests.unit.core.rig import make_call
 
 #: They shape text, and the route answers in tokens.
@@ -166,6 +170,46 @@ def test_streamed_prompt_logprobs_are_a_need_of_their_own():
     assert parse_call(msgspec.json.encode({**body, "stream": True}), {}).needs == {STREAMED_PROMPT_LOGPROBS}
 
 
+def needs(stream=False, sampling=None, **members):
+    body = {"token_ids": [1], "sampling_params": sampling or {}, "stream": stream, **members}
+    return parse_call(msgspec.json.encode(body), {}).needs
+
+
+def test_a_hand_over_in_a_stream_is_a_need_of_its_own():
+    params = {"do_remote_decode": True, "do_remote_prefill": False}
+    assert needs(kv_transfer_params=params) == set()
+    assert needs(stream=True, kv_transfer_params={**params, "do_remote_decode": False}) == set()
+    assert needs(stream=True, kv_transfer_params=params) == {STREAMED_HAND_OVER} <= GRPC_CAN
+    assert not {STREAMED_HAND_OVER} & (RUST_HTTP_CAN | PYTHON_HTTP_CAN)
+
+
+def test_a_cache_that_may_be_read_for_prompt_logprobs_is_a_need_because_grpc_has_no_false():
+    assert needs(sampling={"skip_reading_prefix_cache": False}) == set()
+    assert needs(sampling={"skip_reading_prefix_cache": True, "prompt_logprobs": 0}) == set()
+    assert needs(sampling={"skip_reading_prefix_cache": False, "prompt_logprobs": 0}) == {CACHED_PROMPT_LOGPROBS}
+    assert CACHED_PROMPT_LOGPROBS not in GRPC_CAN
+
+
+@pytest.mark.parametrize("field", LARGE_INTEGERS)
+@pytest.mark.parametrize("number", [2**53, -(2**53), 2**70])
+def test_integers_that_are_no_doubles_are_a_need_wherever_they_are(field, number):
+    def with_number(number):
+        value = {"a": None, "b": [{"c": number}], "d": "x", "e": True, "f": 1e300}
+        return needs(False, None, **{field: {"chat_template_kwargs": value} if field == "reasoning_parser_kwargs" else value})
+
+    assert with_number(number) == {LARGE_INTEGERS[field]}
+    assert with_number(number - (1 if number > 0 else -1)) == (set() if abs(number) == 2**53 else {LARGE_INTEGERS[field]})
+    assert LARGE_INTEGERS[field] not in GRPC_CAN
+
+
+def test_needs_of_transfer_parameters_are_renewed_with_them():
+    call = make_call(stream=True, needs={"sampling_params.stop"}, kv_transfer_params={"do_remote_decode": True, "id": 2**60})
+    call.needs = needs_with_transfers(call)
+    assert call.needs == {"sampling_params.stop", STREAMED_HAND_OVER, LARGE_INTEGERS["kv_transfer_params"]}
+    call.kv_transfer_params = {"do_remote_prefill": True, "id": 2**50}
+    assert needs_with_transfers(call) == {"sampling_params.stop"}
+
+
 def test_every_need_is_the_path_of_a_field_and_has_a_wire():
     for key, need in SAMPLING_NEEDS:
         assert need == f"sampling_params.{key}"
@@ -207,6 +251,9 @@ def test_a_refusal_names_the_clients_fields_for_the_need_that_comes_from_them():
     ("need", "field"),
     [
         (STREAMED_PROMPT_LOGPROBS, "sampling_params.prompt_logprobs"),
+        (STREAMED_HAND_OVER, "kv_transfer_params.do_remote_decode"),
+        (CACHED_PROMPT_LOGPROBS, "sampling_params.skip_reading_prefix_cache"),
+        *((need, field) for field, need in LARGE_INTEGERS.items()),
     ],
 )
 def test_the_param_of_a_refusal_is_a_field_also_where_the_need_is_more_than_its_path(need, field):
