@@ -174,7 +174,7 @@ class _Handlers:
         return HTTPReply.json({"message": "Weight update started"})
 
     async def start_draft_weight_update(self, request: HTTPRequest) -> HTTPReply:
-        await self._administration.updating.start(self._workers(request), by=who(request), draft=True)
+        await self._administration.updating.start(self._workers(request, update=True), by=who(request), draft=True)
         return HTTPReply.json({"message": "Draft weight update started"})
 
     async def update_weights(self, request: HTTPRequest) -> HTTPReply:

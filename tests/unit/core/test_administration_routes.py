@@ -116,6 +116,7 @@ async def test_a_named_cohort_is_spoken_to_as_one_server_numbered_in_its_own_ord
     ("path", "body"),
     [
         ("/start_weight_update", b""),
+        ("/start_draft_weight_update", b""),
         ("/init_weight_transfer_engine", b'{"init_info":{}}'),
         ("/collective_rpc", b'{"method":"reload_weights"}'),
     ],
