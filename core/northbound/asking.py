@@ -1,6 +1,6 @@
 """What the administration's routes have in common: who asks, for whom, and for what."""
 
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from typing import TypeVar
 
 import msgspec
@@ -9,7 +9,7 @@ from msgspec.structs import fields
 
 from core.errors import BadRequest
 from core.refusals import refusing
-from core.routes import HTTPRequest
+from core.routes import HTTPReply, HTTPRequest
 
 T = TypeVar("T", bound=Struct)
 
@@ -24,6 +24,16 @@ def demand_known(request: HTTPRequest, known: Collection[str]) -> None:
     if unknown := sorted(request.query.keys() - set(known)):
         text = f"known in the query of {request.path} are {', '.join(sorted(known))}" if known else f"{request.path} takes no query"
         raise BadRequest(f"{unknown[0]}: there is no such key here; {text}", param=unknown[0])
+
+
+def without_query(handler: Callable[[HTTPRequest], Awaitable[HTTPReply]]) -> Callable[[HTTPRequest], Awaitable[HTTPReply]]:
+    """The handler of a route that takes no query, and refuses one."""
+
+    async def answer(request: HTTPRequest) -> HTTPReply:
+        demand_known(request, ())
+        return await handler(request)
+
+    return answer
 
 
 def demand_no_body(request: HTTPRequest) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from core.fleet.administration import Administration
-from core.northbound.asking import read_body, who
+from core.northbound.asking import read_body, who, without_query
 from core.routes import HTTPReply, HTTPRequest, Routes
 
 # A name is a part of a path.
@@ -38,6 +38,6 @@ def add_cohort_routes(routes: Routes, administration: Administration) -> None:
         cohorts.drop(request.parameters["name"], by=who(request))
         return HTTPReply()
 
-    routes.add("POST", "/fleet/cohorts", select)
-    routes.add("GET", "/fleet/cohorts", describe)
-    routes.add("DELETE", "/fleet/cohorts/<name>", drop)
+    routes.add("POST", "/fleet/cohorts", without_query(select))
+    routes.add("GET", "/fleet/cohorts", without_query(describe))
+    routes.add("DELETE", "/fleet/cohorts/<name>", without_query(drop))

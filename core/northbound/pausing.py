@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from core.fleet.administration import Administration
 from core.fleet.worker import Worker
-from core.northbound.asking import read_body, who
+from core.northbound.asking import read_body, who, without_query
 from core.routes import HTTPReply, HTTPRequest, Routes
 
 
@@ -40,8 +40,8 @@ def add_pausing_routes(routes: Routes, administration: Administration) -> None:
         await administration.pausing.resume(workers, by=who(request))
         return _reply(workers)
 
-    routes.add("POST", "/fleet/pause", pause)
-    routes.add("POST", "/fleet/resume", resume)
+    routes.add("POST", "/fleet/pause", without_query(pause))
+    routes.add("POST", "/fleet/resume", without_query(resume))
 
 
 def _reply(workers: list[Worker]) -> HTTPReply:

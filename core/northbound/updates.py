@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from core.errors import BadRequest
 from core.fleet.administration import Administration
 from core.fleet.progress import UpdateRequest
-from core.northbound.asking import who
+from core.northbound.asking import who, without_query
 from core.refusals import refusing
 from core.routes import HTTPReply, HTTPRequest, Routes
 
@@ -62,10 +62,10 @@ def add_update_routes(routes: Routes, administration: Administration) -> None:
         update.give_up(who(request))
         return HTTPReply.json(update.describe(), 202)
 
-    routes.add("DELETE", "/fleet/updates/<id>", give_up)
-    routes.add("POST", "/fleet/updates", post)
-    routes.add("GET", "/fleet/updates", latest)
-    routes.add("GET", "/fleet/updates/<id>", one)
+    routes.add("DELETE", "/fleet/updates/<id>", without_query(give_up))
+    routes.add("POST", "/fleet/updates", without_query(post))
+    routes.add("GET", "/fleet/updates", without_query(latest))
+    routes.add("GET", "/fleet/updates/<id>", without_query(one))
 
 
 def _read(request: HTTPRequest) -> tuple[Posted, Mapping[str, Any]]:

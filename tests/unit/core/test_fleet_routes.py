@@ -101,6 +101,28 @@ async def test_what_is_wrong_is_refused_before_a_worker_hears_of_it(path, body, 
         assert [engine.asked for engine in fleet.engines] == [[], []]
 
 
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/fleet/pause"),
+        ("POST", "/fleet/resume"),
+        ("POST", "/fleet/updates"),
+        ("GET", "/fleet/updates"),
+        ("GET", "/fleet/updates/x"),
+        ("DELETE", "/fleet/updates/x"),
+        ("POST", "/fleet/cohorts"),
+        ("GET", "/fleet/cohorts"),
+        ("DELETE", "/fleet/cohorts/x"),
+    ],
+)
+async def test_whom_a_query_names_is_not_dropped_without_a_word(method, path):
+    async with administered(transports=[Courier()]) as fleet:
+        browser = await ask(serve(fleet), method, path, b'{"version":"7","transport":"courier"}', "cohort=left")
+        assert (browser.status, browser.json["error"]["param"]) == (400, "cohort")
+        assert browser.json["error"]["message"] == f"cohort: there is no such key here; {path} takes no query"
+        assert [engine.asked for engine in fleet.engines] == [[], []]
+
+
 async def test_cohorts_are_named_shown_and_forgotten():
     async with administered(1, 3) as fleet:
         routes = serve(fleet)
