@@ -99,14 +99,31 @@ class Rig:
 class Browser:
     """One request of a client, as ASGI's two callables. `gone` is set when it closes its connection."""
 
-    def __init__(self, body: Any = None, headers: Mapping[str, str] | None = None, *, method: str = "POST") -> None:
+    def __init__(
+        self,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        method: str = "POST",
+        path: str = "/inference/v1/generate",
+        query: str = "",
+    ) -> None:
         wanted = {"token_ids": [1, 2, 3], "sampling_params": {}} if body is None else body
         self._body = wanted if isinstance(wanted, bytes) else msgspec.json.encode(wanted)
         self.scope = {
             "type": "http",
             "method": method,
-            "path": "/inference/v1/generate",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": query.encode(),
             "headers": [(name.encode("latin-1"), value.encode("latin-1")) for name, value in (headers or {}).items()],
+            "http_version": "1.1",
+            "scheme": "http",
+            "root_path": "",
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 2),
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "extensions": {},
         }
         self.gone = trio.Event()
         #: When set to an event, `send` waits for it, as it does for a client that doesn't read.

@@ -15,19 +15,7 @@ from tests.unit.core.rig import Browser, Rig, make_worker
 
 
 async def ask(routes, method, path, body=b"", query="", headers=None):
-    browser = Browser(body, {"content-type": "application/json", **(headers or {})}, method=method)
-    browser.scope |= {
-        "path": path,
-        "raw_path": path.encode(),
-        "query_string": query.encode(),
-        "http_version": "1.1",
-        "scheme": "http",
-        "root_path": "",
-        "client": ("127.0.0.1", 1),
-        "server": ("127.0.0.1", 2),
-        "asgi": {"version": "3.0", "spec_version": "2.3"},
-        "extensions": {},
-    }
+    browser = Browser(body, {"content-type": "application/json", **(headers or {})}, method=method, path=path, query=query)
     await routes(browser.scope, browser.receive, browser.send)
     return browser
 
@@ -192,25 +180,9 @@ async def test_a_client_that_goes_away_cancels_the_handler(routes):
             ended.set()
 
     routes.add("GET", "/x", handler)
-    browser = Browser(b"", method="GET")
+    browser = Browser(b"", method="GET", path="/x")
     async with trio.open_nursery() as nursery:
-
-        async def run():
-            browser.scope |= {
-                "path": "/x",
-                "raw_path": b"/x",
-                "query_string": b"",
-                "http_version": "1.1",
-                "scheme": "http",
-                "root_path": "",
-                "client": None,
-                "server": None,
-                "asgi": {},
-                "extensions": {},
-            }
-            await routes(browser.scope, browser.receive, browser.send)
-
-        nursery.start_soon(run)
+        nursery.start_soon(routes, browser.scope, browser.receive, browser.send)
         await wait_all_tasks_blocked()
         browser.gone.set()
         with trio.fail_after(1):

@@ -1,32 +1,16 @@
-"""Every hook that a plugin can implement, in the order of a call's life, then those beside the path.
+"""The life of a call, in its order."""
 
-A plugin is a class; its methods that carry `@hookimpl` are its hooks, and are found by their names. Arguments are passed by name, and
-a plugin takes only those that it wants. Data-plane hooks are plain functions: they must not block. A spec that says "async" may be
-an `async def`, which the core awaits.
-
-What a hook may raise stands in its spec. Anything else is a fault of the plugin: that call ends with a 500 that names the plugin, and
-no other call is touched. `HEADRACE_TRACE_HOOKS=1` prints each hook call, with arguments and result.
-"""
-
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import pluggy
 from msgspec import Struct
+
+from core.hookspecs.markers import hookspec
 
 if TYPE_CHECKING:
     from core.call import Call, Outcome
-    from core.fleet.cohort import Cohort
-    from core.fleet.transport import WeightTransport
     from core.fleet.worker import Worker
-    from core.northbound.models import ModelCard
-    from core.proxy import Proxy
     from core.reply import GenerateReply, Output
-    from core.routes import Routes
-
-PROJECT = "headrace"
-hookspec = pluggy.HookspecMarker(PROJECT)
-hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
 class Choice(Struct, frozen=True):
@@ -40,10 +24,8 @@ class Choice(Struct, frozen=True):
     cached_tokens: int | None = None
 
 
-class HookSpecs:
-    """The specs. Plugins don't inherit from this class; it only holds the signatures."""
-
-    # --- the life of a call -------------------------------------------------------------------------------------------------
+class CallSpecs:
+    """What a plugin can do about a call."""
 
     @hookspec
     def receive_call(self, call: "Call") -> None:
@@ -280,235 +262,3 @@ class HookSpecs:
             def call_settled(self, call: Call, outcome: Outcome) -> None:
                 self.tokens[call.session_id] += outcome.output_tokens
         """
-
-    # --- beside the path ----------------------------------------------------------------------------------------------------
-
-    @hookspec
-    def register_routes(self, routes: "Routes", proxy: "Proxy") -> None:
-        """Add HTTP routes.
-
-        Runs once, when the proxy opens. `routes.add("POST", "/my/route", handler)`; the handler is `async def (HTTPRequest) -> HTTPReply`
-        and may raise `CallError`; what else it raises is a 500 that names the plugin. A handler that writes its answer piece by piece goes
-        to `routes.add_streamed`; one whose answer is a worker's own awaits `proxy.relay(exchange)`. May add to `routes`; reads `proxy`,
-        and changes nothing there.
-
-        Raises: nothing; an error ends the start.
-
-        Example: a page that says how many workers there are.
-
-            @hookimpl
-            def register_routes(self, routes: Routes, proxy: Proxy) -> None:
-                async def count(request: HTTPRequest) -> HTTPReply:
-                    return HTTPReply.json({"workers": len(proxy.fleet.workers)})
-
-                routes.add("GET", "/count", count)
-        """
-
-    @hookspec
-    def list_models(self) -> "Sequence[ModelCard] | None":
-        """Name what else calls may put into `model`, beside the names that the workers serve: adapters, say.
-
-        Runs at each `GET /v1/models`. A card that has no `max_model_len` gets that of the card whose name is its `parent`, because clients
-        take the length from the card of the model that they ask for. A name that a worker serves keeps the worker's card. Changes nothing.
-
-        Raises: `CallError`, which is then the answer.
-
-        Example: an adapter.
-
-            @hookimpl
-            def list_models(self) -> Sequence[ModelCard]:
-                return [ModelCard(id="math", root="/adapters/math", parent="tiny")]
-        """
-
-    @hookspec
-    def explain_unready(self, model: str, workers: "Sequence[Worker]") -> "str | None":
-        """Say what calls to a model lack, although a worker is there that answers whole calls.
-
-        Runs at each `GET /health` and `GET /ready`, for each model of which such a worker is there, until one lacks nothing: then the
-        answer is 200. `model` is its main name, `workers` are those of its workers that take calls, or will after a pause, whatever their
-        roles. Returns why its calls can't be answered, `None` when they can. Changes nothing.
-
-        Raises: nothing; an exception is a 500 that names the plugin.
-
-        Example: no call without its judge.
-
-            @hookimpl
-            def explain_unready(self, model: str, workers: Sequence[Worker]) -> str | None:
-                return None if self.judge_is_there else f"{model}: the judge of its {len(workers)} workers isn't there"
-        """
-
-    @hookspec
-    def run_service(self, proxy: "Proxy") -> "Callable[[], Awaitable[None]] | None":
-        """Run something for the proxy's whole life, in the proxy's own nursery: discovery, a broker, a subscription.
-
-        Runs once, when the proxy opens; async: returns an async function without arguments, which the core starts, and cancels when the
-        proxy closes. It may return early. The service may change the fleet through `proxy.fleet.serve`, and nothing else. Unless it is
-        cancelled, an exception ends the service, is logged with the plugin's name, and leaves the proxy running.
-
-        Raises: nothing; an error of the hook itself ends the start.
-
-        Example: a worker that is known only at run time.
-
-            @hookimpl
-            def run_service(self, proxy: Proxy) -> Callable[[], Awaitable[None]]:
-                async def service() -> None:
-                    await proxy.fleet.serve(WorkerSettings(grpc=await self.look_up()))
-
-                return service
-        """
-
-    @hookspec
-    async def prepare_worker(self, worker: "Worker") -> None:
-        """Bring a worker to where the fleet is, before it joins: adapters that the others hold, weights.
-
-        Runs each time that a worker which was not there is reachable and healthy, before `worker_joined`; async, one plugin after the
-        other. The worker gets no call until all have returned. May speak to the worker (`worker.control`, `worker.http`), and changes
-        nothing on it that is headrace's.
-
-        Raises: anything; the worker stays out, with the error and the plugin's name as its reason, and all is tried again at the next
-        probe.
-
-        Example: no worker without its adapter.
-
-            @hookimpl
-            async def prepare_worker(self, worker: Worker) -> None:
-                await worker.control.load_lora(LoadLoraRequest(lora_name="math", source_path="/adapters/math"))
-        """
-
-    @hookspec
-    def worker_joined(self, worker: "Worker") -> None:
-        """A worker has joined the fleet: it was reached and introduced for the first time, or again after it was gone.
-
-        Runs before it gets its first call; it may be paused still. Every plugin is told, whatever another one raises. Changes nothing.
-
-        Raises: nothing; an exception is logged with the plugin's name.
-
-        Example:
-
-            @hookimpl
-            def worker_joined(self, worker: Worker) -> None:
-                self.load[worker.id] = 0
-        """
-
-    @hookspec
-    def worker_left(self, worker: "Worker") -> None:
-        """A worker is gone: it failed its probes, or was taken out.
-
-        Runs after it has become ineligible; calls may still be in flight. Every plugin is told, whatever another one raises. Changes
-        nothing.
-
-        Raises: nothing; an exception is logged with the plugin's name.
-
-        Example:
-
-            @hookimpl
-            def worker_left(self, worker: Worker) -> None:
-                self.load.pop(worker.id, None)
-        """
-
-    @hookspec
-    def weight_transports(self) -> "Sequence[WeightTransport] | None":
-        """Offer ways by which new weights come into the workers, for `POST /fleet/updates`.
-
-        Runs once, when the proxy opens. Returns the transports, see `WeightTransport`: the core pauses the workers, lets the transport
-        bring each its weights, all at the same time, labels and checks them, and resumes. Changes nothing.
-
-        Raises: nothing; an error ends the start, as do two transports of one name.
-
-        Example: every worker loads the checkpoint that it has started with, again.
-
-            class Reload:
-                name = "reload"
-                repeatable = True
-
-                def parse(self, options: Mapping[str, Any]) -> None:
-                    if options:
-                        raise BadRequest(f"{min(options)}: this transport has no options", param=min(options))
-
-                async def prepare(self, update: WeightUpdate) -> None:
-                    pass
-
-                async def apply(self, update: WeightUpdate, member: Member, control: WorkerControl) -> None:
-                    await control.collective_rpc({"method": "reload_weights"})
-
-            @hookimpl
-            def weight_transports(self) -> Sequence[WeightTransport]:
-                return [Reload()]
-        """
-
-    @hookspec(firstresult=True)
-    def translate_weight_update(self, body: "Mapping[str, Any]") -> "Mapping[str, Any] | None":
-        """Say what a body of `POST /update_weights` that isn't vLLM's means, in a trainer's dialect.
-
-        Runs for each such body, whether it is for the fleet or for one worker, before a worker hears of it. Returns the body of the
-        `/collective_rpc` that does the same (`method`, and as wanted `args`, `kwargs`, `timeout`), `None` to pass to the next plugin; a
-        body that nobody knows is refused. A `weight_version` in it labels the weights of each worker afterwards. Changes nothing.
-
-        Raises: `CallError` to refuse the update; `BadRequest` names the field.
-
-        Example: weights that lie in a folder.
-
-            @hookimpl
-            def translate_weight_update(self, body: Mapping[str, Any]) -> Mapping[str, Any] | None:
-                if "folder" not in body:
-                    return None
-                return {"method": "reload_weights", "kwargs": {"weights_path": body["folder"]}}
-        """
-
-    @hookspec(firstresult=True)
-    def number_ranks(self, body: "Mapping[str, Any]", cohort: "Cohort", index: int) -> "Mapping[str, Any] | None":
-        """Give each worker its place in a trainer's group that it joins by a `/collective_rpc` to the whole fleet.
-
-        Runs once for each member of the `cohort`, which `index` says, before a worker hears of it; not for a worker that is spoken to
-        alone, since its trainer numbers by itself. `body` is what was posted. Returns what this member gets, `None` for a method that
-        joins no group. A method that is numbered does: calls wait while the workers join, and from then on these, as they are, are who
-        an update is for. Changes nothing.
-
-        Raises: `BadRequest` when the trainer counts other ranks than there are.
-
-        Example: a method `meet(port, first_rank)`.
-
-            @hookimpl
-            def number_ranks(self, body: Mapping[str, Any], cohort: Cohort, index: int) -> Mapping[str, Any] | None:
-                if body["method"] != "meet":
-                    return None
-                return {**body, "kwargs": {**body["kwargs"], "first_rank": cohort.members[index].offset}}
-        """
-
-    @hookspec
-    def session_finished(self, session_id: str) -> None:
-        """A session is over: its client has said that no call with this `session_id` will come any more.
-
-        Runs each time that a client says so, whoever it is: the id may be unknown, may have been told before, and calls of the session
-        may still be in flight. A session that nobody ends is never told, so what is kept of sessions needs a bound of its own. Every
-        plugin is told, whatever another one raises. Changes nothing.
-
-        Raises: nothing; an exception is logged with the plugin's name.
-
-        Example: forget where the session's calls went.
-
-            @hookimpl
-            def session_finished(self, session_id: str) -> None:
-                self.homes.pop(session_id, None)
-        """
-
-    @hookspec
-    def collect_metrics(self, registry: Any) -> None:
-        """Register metrics: `registry` is the `prometheus_client.CollectorRegistry` behind `GET /metrics`.
-
-        Runs once, when the proxy opens. Names start with `headrace_`. May add to `registry`, and changes nothing else.
-
-        Raises: nothing; an error ends the start.
-
-        Example:
-
-            @hookimpl
-            def collect_metrics(self, registry: CollectorRegistry) -> None:
-                self.hits = Counter("headrace_my_hits", "Calls whose session was known", registry=registry)
-        """
-
-
-#: The hooks' names, in the order of a call's life.
-HOOKS = tuple(name for name in vars(HookSpecs) if not name.startswith("_"))
-#: Those in the life of a call.
-CALL_HOOKS = frozenset(HOOKS[: HOOKS.index("call_settled") + 1])
