@@ -1,7 +1,7 @@
 """Adapters: `load_lora`, `unload_lora` and `list_loras` of `/engine/update`, and `POST /v1/loras`.
 
-Plugin `lora` does it, on every worker or on none, whichever worker was asked. A failure is a 200 that says so; but for files that aren't
-there (yet: network file systems take their time) it is a 404, after which trainers ask again.
+Plugin `lora` does it, on every worker of a model or on none, whichever of them was asked. A failure is a 200 that says so; but for files
+that aren't there (yet: network file systems take their time) it is a 404, after which trainers ask again.
 """
 
 from collections.abc import Mapping
@@ -52,7 +52,9 @@ async def load_lora(asking: Asking, body: Mapping[str, Any]) -> dict[str, Any]:
     try:
         asked = read(body, Load)
         name, inplace = asked.lora_name.strip(), bool(asked.load_inplace)
-        sent = {"lora_name": name, "lora_path": path_of(asked.source.uri), "load_inplace": inplace}
+        models = _models(asking)
+        base = name if name in models else models[0]
+        sent = {"lora_name": name, "lora_path": path_of(asked.source.uri), "load_inplace": inplace, "base_model": base}
         await asking.of_all().post("/v1/load_lora_adapter", sent)
     except (CallError, Refused) as error:
         raise LoraFailed(error, body.get("lora_name")) from error
@@ -63,6 +65,7 @@ async def unload_lora(asking: Asking, body: Mapping[str, Any]) -> dict[str, Any]
     """Unload an adapter."""
     try:
         name = read(body, Unload).lora_name
+        await _demand_ours(asking, name)
         await asking.of_all().post("/v1/unload_lora_adapter", {"lora_name": name})
     except (CallError, Refused) as error:
         raise LoraFailed(error, body.get("lora_name")) from error
@@ -70,9 +73,27 @@ async def unload_lora(asking: Asking, body: Mapping[str, Any]) -> dict[str, Any]
 
 
 async def list_loras(asking: Asking, body: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001 - it has no arguments
-    """The adapters that are loaded."""
-    names = sorted(lora["lora_name"] for lora in (await asking.of_all().get("/v1/loras"))["loras"])
+    """The adapters that are loaded, of this model."""
+    models = _models(asking)
+    names = sorted(name for name, base in (await _loaded(asking)).items() if base in models)
     return {"status": "success", "count": len(names), "loras": {name: _id(name) for name in names}}
+
+
+async def _loaded(asking: Asking) -> dict[str, str]:
+    """All adapters of the fleet, each with the model that it is for."""
+    return {lora["lora_name"]: lora["base_model"] for lora in (await asking.of_all().get("/v1/loras"))["loras"]}
+
+
+async def _demand_ours(asking: Asking, name: str) -> None:
+    """Raises: `Refused` for an adapter of another model; one that isn't there is the affair of plugin `lora`."""
+    models = _models(asking)
+    if (base := (await _loaded(asking)).get(name, models[0])) not in models:
+        raise Refused(f"lora_name: the adapter {name!r} is for {base}, and not for {models[0]}")
+
+
+def _models(asking: Asking) -> list[str]:
+    """The names of the model of the workers that were asked."""
+    return list(dict.fromkeys(name for worker in asking.workers() for name in worker.models))
 
 
 def path_of(uri: str) -> str:

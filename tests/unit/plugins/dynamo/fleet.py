@@ -31,6 +31,8 @@ class DynamoFleet:
         self.administration = fleet.administration
         self.sent: list[list[Any]] = [serve_http(worker, {"results": [None] * worker.world_size}) for worker in fleet.workers]
         self.loras: list[Any] = []
+        #: The adapters, and the models that they are for.
+        self.loaded = {"b": "tiny", "a": "tiny"}
         #: What `lora` raises.
         self.fails: CallError | None = None
         self._routes = Routes(max_body_bytes=10_000)
@@ -69,9 +71,9 @@ class DynamoFleet:
     async def _lora(self, request: HTTPRequest) -> HTTPReply:
         if self.fails:
             raise self.fails
-        self.loras.append(request.json())
         if request.method == "GET":
-            return HTTPReply.json({"loras": [{"lora_name": "b"}, {"lora_name": "a"}]})
+            return HTTPReply.json({"loras": [{"lora_name": name, "base_model": base} for name, base in self.loaded.items()]})
+        self.loras.append(request.json())
         return HTTPReply(b"Success", content_type="text/plain")
 
 

@@ -3,6 +3,7 @@
 import pytest
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
+from msgspec.structs import replace
 
 from core.errors import BadRequest, NotFound
 from core.wire.generated.vllm import PauseMode
@@ -257,7 +258,7 @@ async def test_an_adapter_is_loaded_everywhere_whoever_is_asked(path, inplace):
         status, told = await fleet.answer(path, {**LOAD, "load_inplace": inplace})
         assert (status, told["status"], told["lora_name"], told["hot_swap"]) == (200, "success", "math", inplace)
         assert told["lora_id"] > 0
-        assert fleet.loras == [{"lora_name": "math", "lora_path": "/out/step 1", "load_inplace": inplace}]
+        assert fleet.loras == [{"lora_name": "math", "lora_path": "/out/step 1", "load_inplace": inplace, "base_model": "tiny"}]
 
 
 async def test_adapters_are_listed_and_unloaded():
@@ -272,6 +273,38 @@ async def test_adapters_are_listed_and_unloaded():
             "lora_name": "a",
             "lora_id": told["loras"]["a"],
         }
+
+
+@pytest.mark.parametrize("path", ["/workers/w1/v1/loras", "/workers/w1/engine/update/load_lora"])
+async def test_an_adapter_is_for_the_model_of_the_worker_that_was_asked(path):
+    async with dynamo(models=["x", "y"]) as fleet:
+        fleet.enable()
+        assert (await fleet.answer(path, LOAD))[1]["status"] == "success"
+        assert fleet.loras[0]["base_model"] == "y"
+        _, told = await fleet.answer("/v1/loras", LOAD)
+        assert told["message"] == "model: the fleet serves x, y; name one"
+
+
+async def test_an_adapter_that_has_its_models_name_is_for_the_model_of_that_name():
+    async with dynamo(models=["x", "y"]) as fleet:
+        assert fleet.workers[1].info
+        fleet.workers[1].info = replace(fleet.workers[1].info, models=("y", "z"))
+        await fleet.answer("/workers/w1/v1/loras", {**LOAD, "lora_name": "z"})
+        assert fleet.loras[0]["base_model"] == "z"
+
+
+async def test_the_adapters_of_another_model_are_neither_listed_nor_unloaded():
+    async with dynamo(models=["x", "y"]) as fleet:
+        fleet.enable()
+        fleet.loaded = {"a": "x", "b": "y"}
+        _, told = await fleet.answer("/workers/w0/engine/update/list_loras")
+        assert list(told["loras"]) == ["a"]
+        status, told = await fleet.answer("/workers/w0/engine/update/unload_lora", {"lora_name": "b"})
+        assert (status, told) == (
+            200,
+            {"status": "error", "message": "lora_name: the adapter 'b' is for y, and not for x", "lora_name": "b"},
+        )
+        assert (await fleet.answer("/workers/w1/engine/update/unload_lora", {"lora_name": "b"}))[1]["status"] == "success"
 
 
 @pytest.mark.parametrize(
