@@ -15,7 +15,7 @@ import pytest
 from tests import workers
 from tests.e2e.pictures import BLUE_PNG, PROMPT, RAW_PROMPT, RED_PNG, features, parts, post, tokens
 from tests.proxy import RunningProxy, headrace, wait_for
-from tests.workers import RunningWorker
+from tests.workers import RunningWorker, components
 from tests.workers.images import prepared
 
 pytestmark = pytest.mark.real
@@ -48,7 +48,8 @@ def engines() -> Iterator[Pair]:
         # Both at once: each takes half a minute and more to start.
         starting = [pool.submit(stack.enter_context, workers.encoding_engine(role, shared)) for role in ("ec_producer", "ec_consumer")]
         encode, whole = (worker.result() for worker in starting)
-        proxy = stack.enter_context(headrace(encode, whole, roles=("encode", "aggregated")))
+        settings = '[plugins.weights-filesystem]\nallowed_paths = ["/"]\nmarkers = []\n'
+        proxy = stack.enter_context(headrace(encode, whole, roles=("encode", "aggregated"), settings=settings))
         yield Pair(proxy, encode, whole, shared)
 
 
@@ -105,3 +106,13 @@ def test_a_call_without_a_picture_goes_to_the_worker_alone(pair):
     reply = post(pair.proxy.url, token_ids=[*range(40, 60)])
     assert len(tokens(reply)) > 0
     assert reply.headers["x-headrace-route"] == "round-robin"
+
+
+def test_an_encode_worker_is_paused_and_updated_with_the_others(pair):
+    before = tokens(post(pair.proxy.url, **PREPARED, cache_salt="before"))
+    update = {"version": "7", "transport": "filesystem", "path": str(components.variant_models() / "vision"), "wait": True}
+    done = httpx.post(f"{pair.proxy.url}/fleet/updates", json=update, timeout=120).json()
+    assert {worker: one["status"] for worker, one in done["workers"].items()} == {"w0": "done", "w1": "done"}
+    reply = post(pair.proxy.url, **PREPARED, cache_salt="after")
+    assert reply.headers["x-headrace-route"].startswith("encode=w0")
+    assert (tokens(reply), reply.json()["choices"][0]["weight_versions"][0]["version"]) == (before, "7"), "they were the same weights"
