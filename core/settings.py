@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta, Struct, field
 
+from core.tls import TLSFiles
 from core.wording import in_words, nearest
 
 Role = Literal["aggregated", "prefill", "decode", "encode"]
@@ -22,16 +23,6 @@ class SettingsError(Exception):
     """The settings can't be used; the text names the key, what was wrong and what is allowed."""
 
 
-class TLSSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """Files in PEM. `cert` and `key` are the client's own, for workers that ask for one."""
-
-    ca: str | None = None
-    cert: str | None = None
-    key: str | None = None
-    #: The name that the worker's certificate must carry, when it is not the address.
-    server_name: str | None = None
-
-
 class WorkerSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """One vLLM server. At least one of `grpc` and `http` is there."""
 
@@ -42,7 +33,8 @@ class WorkerSettings(Struct, frozen=True, forbid_unknown_fields=True):
     #: Shown everywhere; the address when it is not given.
     id: str = ""
     role: Role = "aggregated"
-    tls: TLSSettings | None = None
+    #: For the gRPC server, and for an HTTP server with `https`.
+    tls: TLSFiles | None = None
     #: The environment variable that holds the worker's API key (`--api-key`), for its HTTP server.
     api_key_env: str | None = None
     #: Tells two data-parallel groups of one model apart, when their replicas are spread over several workers each.
@@ -63,6 +55,8 @@ class WorkerSettings(Struct, frozen=True, forbid_unknown_fields=True):
             split_address(self.grpc)
         if self.http and not _is_url(self.http):
             raise ValueError(f"http: {self.http!r} is not a URL; write http://host:port")
+        if self.tls and not self.grpc and not str(self.http).startswith("https:"):
+            raise ValueError(f"tls: http is {self.http!r}, without TLS; write https://")
         if (self.environment or self.output) and not self.command:
             raise ValueError("environment and output are those of a command, and there is none")
 
@@ -284,6 +278,11 @@ def _check_workers(workers: list[WorkerSettings]) -> None:
                 raise SettingsError(f"workers: {other!r} and {worker.name!r} have one {wire} server, {address}; a server is one worker")
         if worker.api_key_env and not os.environ.get(worker.api_key_env):
             raise SettingsError(f"workers: {worker.name!r}: api_key_env names {worker.api_key_env}, which is not set")
+        if worker.tls:
+            try:
+                worker.tls.context(())
+            except ValueError as error:
+                raise SettingsError(f"workers: {worker.name!r}: {error}") from error
 
 
 def _check_keys(table: Any, type_: Any, source: str, path: str) -> None:

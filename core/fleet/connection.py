@@ -1,8 +1,7 @@
 """The two ways to a worker, opened together: its gRPC channel and its HTTP client."""
 
 import os
-import ssl
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
@@ -10,8 +9,8 @@ import httpx
 import trio
 
 from core.fleet.probe import GrpcProbe, HttpProbe, ProbeFailed, as_grpclib
-from core.settings import TLSSettings, WorkerSettings, split_address
-from core.wire import Channel, TLSFiles, open_channel
+from core.settings import WorkerSettings, split_address
+from core.wire import Channel, open_channel
 from core.wire.generated.vllm import ControlStub
 from core.wire.grpc_lane import GrpcLane
 from core.wire.http_lane import HttpLane
@@ -22,6 +21,7 @@ from core.wire.lane import Lane
 _IDLE_SECONDS = 4.0
 _CONNECT_SECONDS = 10.0
 _SETTLE_SECONDS = 1.0
+_PROTOCOLS = ("http/1.1",)
 
 
 class Connection:
@@ -70,14 +70,16 @@ class Connection:
 
 @asynccontextmanager
 async def connect(settings: WorkerSettings) -> AsyncGenerator[Connection, None]:
-    """Open what the settings name. Nothing is sent yet; leaving it closes every connection and ends the calls on them."""
+    """Open what the settings name. Nothing is sent yet; leaving it closes every connection and ends the calls on them.
+
+    Raises: `ValueError` for TLS files that can't be used.
+    """
     async with AsyncExitStack() as stack:
         calls = administration = client = None
         if settings.grpc:
             host, port = split_address(settings.grpc)
-            tls = _tls_files(settings.tls)
-            calls = await stack.enter_async_context(open_channel(host, port, tls=tls))
-            administration = await stack.enter_async_context(open_channel(host, port, tls=tls))
+            calls = await stack.enter_async_context(open_channel(host, port, tls=settings.tls))
+            administration = await stack.enter_async_context(open_channel(host, port, tls=settings.tls))
         if settings.http:
             client = await stack.enter_async_context(_client(settings, settings.http))
         yield Connection(calls, administration, client)
@@ -90,23 +92,26 @@ def _client(settings: WorkerSettings, url: str) -> httpx.AsyncClient:
     # Workers are inside: a proxy from the environment must not come between.
     open_pool = partial(
         httpx.AsyncHTTPTransport,
-        verify=_ssl_context(settings.tls),
+        verify=tls.context(_PROTOCOLS) if (tls := settings.tls) else httpx.create_ssl_context(trust_env=False),
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=_IDLE_SECONDS),
         trust_env=False,
     )
     # A rollout may take hours; who gives up is the client.
     timeout = httpx.Timeout(None, connect=_CONNECT_SECONDS)
-    return httpx.AsyncClient(base_url=url, headers=headers, transport=SmallPools(open_pool), timeout=timeout, trust_env=False)
+    return httpx.AsyncClient(
+        base_url=url,
+        headers=headers,
+        transport=SmallPools(open_pool),
+        event_hooks=_naming(tls.server_name) if tls and tls.server_name else {},
+        timeout=timeout,
+        trust_env=False,
+    )
 
 
-def _tls_files(tls: TLSSettings | None) -> TLSFiles | None:
-    return TLSFiles(ca=tls.ca, cert=tls.cert, key=tls.key, server_name=tls.server_name) if tls else None
+def _naming(server: str) -> dict[str, list[Callable[[httpx.Request], Awaitable[None]]]]:
+    """Say with each request which name the worker's certificate must carry."""
 
+    async def name(request: httpx.Request) -> None:
+        request.extensions = {**request.extensions, "sni_hostname": server}
 
-def _ssl_context(tls: TLSSettings | None) -> ssl.SSLContext:
-    if tls is None:
-        return httpx.create_ssl_context(trust_env=False)
-    context = ssl.create_default_context(cafile=tls.ca)
-    if tls.cert:
-        context.load_cert_chain(tls.cert, tls.key)
-    return context
+    return {"request": [name]}

@@ -37,6 +37,7 @@ from core.wire.generated.vllm import (
 from core.wire.generated.vllm import (
     PauseMode as WirePauseMode,
 )
+from core.wire.http_errors import describe
 
 T = TypeVar("T")
 log = structlog.stdlib.get_logger()
@@ -239,7 +240,7 @@ class WorkerControl:
             with self.worker.administered():
                 response = await http.request(method, path, params=query, content=content, headers=headers)
         except httpx.HTTPError as error:
-            cause = CallError(HTTPStatus.SERVICE_UNAVAILABLE, f"its HTTP server can't be reached: {error or type(error).__name__}")
+            cause = CallError(HTTPStatus.SERVICE_UNAVAILABLE, f"its HTTP server can't be reached: {describe(error)}")
             raise self._failed(operation, cause) from error
         if response.status_code == HTTPStatus.NOT_FOUND and b'"error"' not in response.content:
             cause = CallError(501, f"its HTTP server has no {path}: start it with VLLM_SERVER_DEV_MODE=1")

@@ -22,6 +22,7 @@ from core.wire.generated.vllm import (
     ParallelismInfo,
     RlCapabilities,
 )
+from core.wire.http_errors import describe
 from core.wire.http_lane import PATH
 from core.wire.needs import PYTHON_HTTP_CAN, RUST_HTTP_CAN
 
@@ -196,4 +197,4 @@ def _failed(error: GRPCError) -> ProbeFailed:
 
 
 def _unreachable(error: httpx.HTTPError) -> ProbeFailed:
-    return ProbeFailed(str(error) or type(error).__name__, certain=isinstance(error, httpx.ConnectError))
+    return ProbeFailed(describe(error), certain=isinstance(error, httpx.ConnectError))

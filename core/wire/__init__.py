@@ -8,7 +8,6 @@ from core.wire.grpc import (
     GRPCError,
     Status,
     Stream,
-    TLSFiles,
     open_channel,
 )
 
@@ -20,6 +19,5 @@ __all__ = [
     "GRPCError",
     "Status",
     "Stream",
-    "TLSFiles",
     "open_channel",
 ]

@@ -13,6 +13,7 @@ import trio
 from core.call import Call
 from core.errors import WorkerLost, from_http
 from core.reply import Output
+from core.wire.http_errors import describe
 from core.wire.http_lifting import lift_from_http
 from core.wire.http_lowering import lower_to_http
 from core.wire.needs import Wire
@@ -152,4 +153,4 @@ def close_connection(response: httpx.Response) -> None:
 
 
 def _lost(error: httpx.HTTPError) -> WorkerLost:
-    return WorkerLost(f"the worker's HTTP server can't be reached: {error or type(error).__name__}")
+    return WorkerLost(f"the worker's HTTP server can't be reached: {describe(error)}")

@@ -9,6 +9,7 @@ import trio
 from msgspec import Struct
 
 from core.errors import BadRequest, WorkerLost
+from core.wire.http_errors import describe
 from core.wire.http_lane import close_connection
 
 Headers = list[tuple[bytes, bytes]]
@@ -125,4 +126,4 @@ def _end_to_end(headers: Iterable[tuple[bytes, bytes]], own: Collection[bytes]) 
 
 
 def _lost(error: httpx.TransportError) -> WorkerLost:
-    return WorkerLost(f"the worker's HTTP server was lost: {error or type(error).__name__}")
+    return WorkerLost(f"the worker's HTTP server was lost: {describe(error)}")

@@ -12,7 +12,6 @@ from core.wire.grpc.channel import Channel, channel_over, open_channel
 from core.wire.grpc.errors import ConnectionLost
 from core.wire.grpc.limits import ChannelLimits
 from core.wire.grpc.stream import Stream
-from core.wire.grpc.tls import TLSFiles
 
 __all__ = [
     "Cardinality",
@@ -22,7 +21,6 @@ __all__ = [
     "GRPCError",
     "Status",
     "Stream",
-    "TLSFiles",
     "channel_over",
     "open_channel",
 ]

@@ -10,14 +10,15 @@ import trio
 from grpclib.const import Cardinality
 from grpclib.metadata import Deadline
 
+from core.tls import TLSFiles
 from core.wire.grpc.connection import Connect
 from core.wire.grpc.exchange import Exchange
 from core.wire.grpc.headers import MetadataLike, encode_metadata, request_headers
 from core.wire.grpc.limits import DEFAULT_LIMITS, ChannelLimits
 from core.wire.grpc.pool import Pool
 from core.wire.grpc.stream import Request, Stream, parse, serialize
-from core.wire.grpc.tls import TLSFiles
 
+_PROTOCOLS = ("h2",)
 _SINGLE_REPLY = frozenset({Cardinality.UNARY_UNARY, Cardinality.STREAM_UNARY})
 
 R = TypeVar("R")
@@ -133,7 +134,7 @@ async def open_channel(
 
     Raises: `ValueError` for TLS files that can't be used.
     """
-    context = None if tls is None else await trio.to_thread.run_sync(tls.context)
+    context = None if tls is None else await trio.to_thread.run_sync(tls.context, _PROTOCOLS)
     server_name = (tls.server_name if tls is not None else None) or host
 
     async def connect() -> trio.abc.Stream:
@@ -186,5 +187,5 @@ async def _secure(stream: trio.SocketStream, context: ssl.SSLContext, server_nam
 
 
 def _check_protocol(chosen: str | None) -> None:
-    if chosen != "h2":
+    if chosen not in _PROTOCOLS:
         raise trio.BrokenResourceError(f"the worker's TLS does not offer HTTP/2 (ALPN h2); it chose {chosen!r}")

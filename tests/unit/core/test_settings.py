@@ -100,6 +100,7 @@ def test_an_unknown_key_is_named_with_its_place_and_the_nearest_known_one(text, 
         ("[[workers]]\nhttp = 'host:1'", "headrace.toml: workers[0]: http: 'host:1' is not a URL; write http://host:port"),
         ("[[workers]]\nhttp = 'http://'", "headrace.toml: workers[0]: http: 'http://' is not a URL; write http://host:port"),
         ("[[workers]]\nhttp = 'http://h:x'", "headrace.toml: workers[0]: http: 'http://h:x' is not a URL; write http://host:port"),
+        ("[[workers]]\nhttp = 'http://h:1'\ntls = {}", "headrace.toml: workers[0]: tls: http is 'http://h:1', without TLS; write https://"),
         ("plugins = 3", "headrace.toml: plugins: Expected `object`, got `int`"),
         ("[plugins]\nenable = 'x'", "headrace.toml: plugins.enable: Expected `array`, got `str`"),
         ("[plugins]\nmine = 3", "headrace.toml: plugins.mine: this is a plugin's section, so write [plugins.mine]"),
@@ -216,6 +217,27 @@ def test_an_api_key_that_is_not_in_the_environment_is_named(tmp_path, monkeypatc
         load_settings(str(file))
     monkeypatch.setenv("NO_SUCH_KEY", "k")
     assert load_settings(str(file)).workers[0].api_key_env == "NO_SUCH_KEY"
+
+
+@pytest.mark.parametrize("server", ["grpc = 'a:1'", "http = 'https://a:1'"])
+@pytest.mark.parametrize(
+    ("tls", "message"),
+    [
+        ("ca = '/nowhere/ca.pem'", "workers: 'w': tls.ca: there is no file '/nowhere/ca.pem'"),
+        ("key = '/nowhere/key.pem'", "workers: 'w': tls.key is set but tls.cert is not; mutual TLS needs both"),
+        ("cert = 'JUNK'", "workers: 'w': tls.cert, tls.key: 'JUNK' can't be used "),
+    ],
+)
+def test_files_of_tls_that_cannot_be_used_are_named_with_worker_and_key(tmp_path, monkeypatch, server, tls, message):
+    monkeypatch.delenv("HEADRACE_WORKERS", raising=False)
+    junk = tmp_path / "junk.pem"
+    junk.write_text("junk")
+    file = tmp_path / "x.toml"
+    file.write_text(f"[[workers]]\nid = 'w'\n{server}\ntls = {{ {tls.replace('JUNK', str(junk))} }}\n")
+    with pytest.raises(SettingsError) as raised:
+        load_settings(str(file))
+    assert str(raised.value).startswith(message.replace("JUNK", str(junk)))
+    assert "\n" not in str(raised.value)
 
 
 class Tenant(PluginSettings, frozen=True):

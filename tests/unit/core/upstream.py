@@ -48,7 +48,7 @@ class Upstream:
         #: Set when a script has come to an end.
         self.done = trio.Event()
 
-    async def handle(self, stream: trio.SocketStream) -> None:
+    async def handle(self, stream: trio.abc.Stream) -> None:
         self.connections += 1
         async with stream:
             while request := await _read(stream):
@@ -96,7 +96,7 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-async def _read(stream: trio.SocketStream) -> Received | None:
+async def _read(stream: trio.abc.Stream) -> Received | None:
     connection = h11.Connection(h11.SERVER)
     request: h11.Request | None = None
     body = b""
@@ -104,7 +104,7 @@ async def _read(stream: trio.SocketStream) -> Received | None:
         match connection.next_event():
             case h11.NEED_DATA:
                 try:
-                    connection.receive_data(await stream.receive_some())
+                    connection.receive_data(bytes(await stream.receive_some()))
                 except trio.BrokenResourceError:
                     return None
             case h11.Request() as request:
@@ -119,7 +119,7 @@ async def _read(stream: trio.SocketStream) -> Received | None:
                 return None
 
 
-async def _wait_until_gone(stream: trio.SocketStream) -> None:
+async def _wait_until_gone(stream: trio.abc.Stream) -> None:
     try:
         while await stream.receive_some():
             pass

@@ -7,8 +7,10 @@ import grpc
 import pytest
 import trio
 import trustme
+from cryptography.hazmat.primitives import serialization
 
-from core.wire.grpc import ConnectionLost, TLSFiles, open_channel
+from core.tls import TLSFiles
+from core.wire.grpc import ConnectionLost, open_channel
 from tests.unit.wire.servers import ECHO, Raw, grpcio_server
 
 
@@ -141,4 +143,20 @@ async def test_a_certificate_that_is_none_is_named(tmp_path):
     junk = tmp_path / "junk.pem"
     junk.write_text("not a certificate")
     with pytest.raises(ValueError, match=r"tls\.ca: .*junk\.pem"):
-        TLSFiles(ca=str(junk)).context()
+        TLSFiles(ca=str(junk)).context(["h2"])
+
+
+async def test_a_certificate_and_a_key_that_do_not_belong_together_are_named(files, tmp_path):
+    other = tmp_path / "other.pem"
+    other.write_bytes(files.server.private_key_pem.bytes())
+    with pytest.raises(ValueError, match=r"tls\.cert, tls\.key: .*cert\.pem' and '.*other\.pem' can't be used"):
+        TLSFiles(ca=files.ca, cert=files.cert, key=str(other)).context(["h2"])
+
+
+async def test_an_encrypted_key_is_refused_and_nobody_is_asked_for_its_passphrase(files, tmp_path):
+    key = serialization.load_pem_private_key(files.server.private_key_pem.bytes(), None)
+    locked = tmp_path / "locked.pem"
+    encryption = serialization.BestAvailableEncryption(b"secret")
+    locked.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption))
+    with pytest.raises(ValueError, match=r"locked\.pem' can't be used"):
+        TLSFiles(cert=files.cert, key=str(locked)).context(["h2"])
