@@ -131,7 +131,7 @@ async def _follow(payloads: list[bytes]) -> float:
             publisher.raw.setsockopt(zmq.SNDHWM, 0)
             publisher.raw.bind("tcp://127.0.0.1:*")
             endpoint = publisher.raw.getsockopt_string(zmq.LAST_ENDPOINT)
-            subscription = Subscription(context, Source(0, endpoint, binds=True), feed, worker="bench", ended=lambda: 0)
+            subscription = Subscription(context, Source(0, endpoint, binds=True), feed, worker="bench")
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(subscription.run)
                 await publisher.receive()

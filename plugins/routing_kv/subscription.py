@@ -49,7 +49,13 @@ class Subscription:
     """One source, put into one feed. `ended` counts the calls that have left the engine."""
 
     def __init__(
-        self, context: "zmq.Context[zmq.Socket[bytes]]", source: Source, feed: Feed, *, worker: str, ended: Callable[[], int]
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        source: Source,
+        feed: Feed,
+        *,
+        worker: str,
+        ended: Callable[[], int] = lambda: 0,
     ) -> None:
         self.counters = Counters()
         self._context = context
