@@ -12,7 +12,7 @@ from core.fleet.fleet import Fleet
 from core.fleet.transport import WeightTransport, WeightUpdate
 from core.fleet.worker import Worker, WorkerInfo
 from core.hookspecs import Choice, hookimpl
-from core.northbound.asking import who
+from core.northbound.asking import who, whom
 from core.northbound.models import ModelCard
 from core.proxy import Proxy
 from core.refusals import refusing
@@ -68,4 +68,5 @@ __all__ = [
     "refusing",
     "serve_on_port",
     "who",
+    "whom",
 ]

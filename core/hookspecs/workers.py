@@ -94,19 +94,19 @@ class WorkerSpecs:
         """
 
     @hookspec(firstresult=True)
-    def translate_weight_update(self, body: "Mapping[str, Any]") -> "Mapping[str, Any] | None":
+    def translate_weight_update(self, body: "Mapping[str, Any]", workers: "Sequence[Worker]") -> "Mapping[str, Any] | None":
         """Say what a body of `POST /update_weights` that isn't vLLM's means, in a trainer's dialect.
 
-        Runs for each such body, whether it is for the fleet or for one worker, before a worker hears of it. Returns the body of the
-        `/collective_rpc` that does the same (`method`, and as wanted `args`, `kwargs`, `timeout`), `None` to pass to the next plugin; a
-        body that nobody knows is refused. A `weight_version` in it labels the weights of each worker afterwards. Changes nothing.
+        Runs for each such body, before a worker hears of it; `workers` are those that it is for, all or one, in rank order. Returns the
+        body of the `/collective_rpc` that does the same (`method`, and as wanted `args`, `kwargs`, `timeout`), `None` to pass to the next
+        plugin; a body that nobody knows is refused. A `weight_version` in it labels the weights of each worker afterwards. Changes nothing.
 
         Raises: `CallError` to refuse the update; `BadRequest` names the field.
 
         Example: weights that lie in a folder.
 
             @hookimpl
-            def translate_weight_update(self, body: Mapping[str, Any]) -> Mapping[str, Any] | None:
+            def translate_weight_update(self, body: Mapping[str, Any], workers: Sequence[Worker]) -> Mapping[str, Any] | None:
                 if "folder" not in body:
                     return None
                 return {"method": "reload_weights", "kwargs": {"weights_path": body["folder"]}}

@@ -7,7 +7,6 @@ every worker has done it; anything else names each that hasn't. Where the fleet 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Annotated, Any, cast, get_args
-from urllib.parse import unquote
 
 import msgspec
 from msgspec import Meta, Struct
@@ -18,7 +17,7 @@ from core.fleet.cohort import Cohort
 from core.fleet.control import PauseMode
 from core.fleet.methods import REPLACING
 from core.fleet.worker import Worker
-from core.northbound.asking import demand_known, demand_no_body, read_body, who
+from core.northbound.asking import demand_known, demand_no_body, read_body, who, whom
 from core.registry import Registry
 from core.routes import HTTPReply, HTTPRequest, Method, Routes
 
@@ -182,10 +181,10 @@ class _Handlers:
         try:
             info = read_body(request, UpdateBody).update_info
         except BadRequest:
-            if (translated := self._translated(request)) is None:
+            workers = self._workers(request, update=True)
+            if (translated := self._translated(request, workers)) is None:
                 raise
             version, body = translated.pop("weight_version", None), _rpc(translated)
-            workers = self._workers(request, update=True)
             await self._administration.methods.call(workers, body, by=who(request), version=version)
             return HTTPReply.json({"status": "ok"})
         await self._administration.updating.receive(self._workers(request), info, by=who(request), alone="id" in request.parameters)
@@ -260,10 +259,12 @@ class _Handlers:
         await self._administration.release(worker, reason, by=who(request))
         return HTTPReply.json(worker.describe())
 
-    def _translated(self, request: HTTPRequest) -> dict[str, Any] | None:
+    def _translated(self, request: HTTPRequest, workers: Sequence[Worker]) -> dict[str, Any] | None:
         """The `/collective_rpc` that a body of `/update_weights` stands for, should a plugin know."""
         body = request.json()
-        return dict(self._registry.call("translate_weight_update", body=body) or ()) or None if isinstance(body, dict) else None
+        if not isinstance(body, dict):
+            return None
+        return dict(self._registry.call("translate_weight_update", body=body, workers=workers) or ()) or None
 
     def _numbered(self, body: Mapping[str, Any], workers: Sequence[Worker]) -> list[Mapping[str, Any]]:
         """What each worker gets of a method that joins a group; nothing for one that doesn't."""
@@ -272,13 +273,7 @@ class _Handlers:
         return numbered if all(numbered) else []
 
     def _workers(self, request: HTTPRequest, *, update: bool = False) -> list[Worker]:
-        return self._administration.select(
-            worker=unquote(request.parameters.get("id", "")),
-            cohort=request.parameters.get("cohort", ""),
-            model=request.query.get("model", ""),
-            update=update,
-            by=who(request),
-        )
+        return whom(self._administration, request, update=update)
 
 
 def _as_it_is(info: Mapping[str, Any]) -> Callable[[Cohort, int], Mapping[str, Any]]:

@@ -2,12 +2,15 @@
 
 from collections.abc import Awaitable, Callable, Collection
 from typing import TypeVar
+from urllib.parse import unquote
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import fields
 
 from core.errors import BadRequest
+from core.fleet.administration import Administration
+from core.fleet.worker import Worker
 from core.refusals import refusing
 from core.routes import HTTPReply, HTTPRequest
 
@@ -17,6 +20,20 @@ T = TypeVar("T", bound=Struct)
 def who(request: HTTPRequest) -> str:
     """Who asks, as the journal names it: the client's address, and what it calls itself."""
     return f"{request.client} {request.headers.get('user-agent', '')[:100]}".strip() or "somebody"
+
+
+def whom(administration: Administration, request: HTTPRequest, *, update: bool = False) -> list[Worker]:
+    """The workers that a request is for, by its path (`/workers/<id>/…`, `/cohorts/<cohort>/…`) or `?model=`.
+
+    `update` and what it raises: see `Administration.select`.
+    """
+    return administration.select(
+        worker=unquote(request.parameters.get("id", "")),
+        cohort=request.parameters.get("cohort", ""),
+        model=request.query.get("model", ""),
+        update=update,
+        by=who(request),
+    )
 
 
 def demand_known(request: HTTPRequest, known: Collection[str]) -> None:

@@ -2,12 +2,11 @@
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
-from urllib.parse import unquote
 
 import msgspec
 from msgspec import Struct, structs
 
-from core import Administration, HTTPRequest, Method, Routes, Worker, WorkerControl, who
+from core import Administration, HTTPRequest, Method, Routes, Worker, WorkerControl, who, whom
 
 S = TypeVar("S", bound=Struct)
 T = TypeVar("T")
@@ -28,14 +27,7 @@ class Asking:
 
     def workers(self, *, update: bool = False) -> list[Worker]:
         """The workers that are meant, see `Administration.select`."""
-        parameters = self.request.parameters
-        return self._administration.select(
-            worker=unquote(parameters.get("id", "")),
-            cohort=parameters.get("cohort", ""),
-            model=self.request.query.get("model", ""),
-            update=update,
-            by=who(self.request),
-        )
+        return whom(self._administration, self.request, update=update)
 
     async def post(self, path: str, body: Any = None, **query: "str | Sequence[str] | None") -> Any:
         """The JSON that this route answers. A query's value may be a list, and `None` leaves it out. Raises what `Routes.ask` does."""

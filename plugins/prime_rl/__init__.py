@@ -4,10 +4,10 @@ They point here unmodified. Most of what they need is the core's own (named toke
 worker's words for an over-long prompt, `/pause` and `/resume`); this plugin adds the rest.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
-from core import Call, Cohort, GenerateReply, HTTPReply, HTTPRequest, PluginSettings, Proxy, Routes, hookimpl
+from core import Call, Cohort, GenerateReply, HTTPReply, HTTPRequest, PluginSettings, Proxy, Routes, Worker, hookimpl
 from plugins.prime_rl.bridged import BridgedTurns
 from plugins.prime_rl.broadcaster import Broadcaster, number
 from plugins.prime_rl.finite import check_finite
@@ -53,17 +53,17 @@ class PrimeRL:
             proxy.finish_session(session_of(request))
             return HTTPReply.json({"status": "ok"})
 
-        self._broadcaster = Broadcaster(routes)
+        self._broadcaster = Broadcaster(routes, proxy.administration)
         routes.add("POST", "/finish_session", finish_session)
         for scope in _SCOPES:
             routes.add("POST", f"{scope}/init_broadcaster", self._broadcaster.init)
 
     @hookimpl
-    def translate_weight_update(self, body: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    def translate_weight_update(self, body: Mapping[str, Any], workers: Sequence[Worker]) -> Mapping[str, Any] | None:
         """See `core.hookspecs`."""
         translated = translate(body, label=self._label)
         if translated:
-            self._broadcaster.demand_joined()
+            self._broadcaster.demand_joined(workers)
         return translated
 
     @hookimpl

@@ -4,14 +4,14 @@ The trainer takes headrace for one server with all the ranks that it counts, and
 does the joining, so it goes to the workers by `/collective_rpc`; some versions of the trainer post that themselves.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from typing import Any, Final
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType, structs
 
-from core import BadRequest, CallError, Cohort, HTTPReply, HTTPRequest, Routes, refusing
+from core import Administration, BadRequest, CallError, Cohort, HTTPReply, HTTPRequest, Routes, Worker, refusing, whom
 
 METHOD: Final = "init_broadcaster"
 _ROUTE: Final = f"/{METHOD}"
@@ -39,9 +39,10 @@ class InitBody(Struct, forbid_unknown_fields=True):
 class Broadcaster:
     """The route; and what became of it, for the update that follows."""
 
-    def __init__(self, routes: Routes) -> None:
+    def __init__(self, routes: Routes, administration: Administration) -> None:
         self._routes = routes
-        #: By the path that was posted to, the latest last; a 404, of engines that have no such method, is a trainer that does without.
+        self._administration = administration
+        #: In words, by worker, the latest last; a 404, of engines that have no such method, is a trainer that does without.
         self._failed: dict[str, str] = {}
 
     async def init(self, request: HTTPRequest) -> HTTPReply:
@@ -50,29 +51,32 @@ class Broadcaster:
         Cancellation: they join all the same.
         Raises: `BadRequest`; `CallError` unless every worker has joined.
         """
+        workers = whom(self._administration, request)
         try:
             asked = structs.replace(request, path=request.path.removesuffix(_ROUTE) + "/collective_rpc", body=_rpc(request.body))
             await self._routes.ask(asked)
         except CallError as error:
-            self._failed.pop(request.path, None)
+            self._forget(workers)
             if error.status != HTTPStatus.NOT_FOUND:
-                self._failed[request.path] = error.message
+                self._failed |= {worker.id: f"{request.path} has failed: {error.message}" for worker in workers}
             raise
-        if request.path == _ROUTE:  # everybody has joined
-            self._failed.clear()
-        self._failed.pop(request.path, None)
+        self._forget(workers)
         return HTTPReply.json({"status": "ok"})
 
-    def demand_joined(self) -> None:
-        """Refuse an update, once, after a joining that has failed.
+    def demand_joined(self, workers: Iterable[Worker]) -> None:
+        """Refuse an update of these workers, once, after a joining that has failed on one of them.
 
         Prime-RL looks at no error of that route, and would wait for the workers for ever; at those of an update it looks.
         Raises: `CallError` (409).
         """
-        if self._failed:
-            path, reason = self._failed.popitem()
-            self._failed.clear()
-            raise CallError(HTTPStatus.CONFLICT, f"the trainer's group is incomplete: {path} has failed: {reason}")
+        if told := self._forget(workers):
+            raise CallError(HTTPStatus.CONFLICT, f"the trainer's group is incomplete: {told[-1]}")
+
+    def _forget(self, workers: Iterable[Worker]) -> list[str]:
+        """What has failed on these workers, the latest last."""
+        ids = {worker.id for worker in workers}
+        failed = [id_ for id_ in self._failed if id_ in ids]
+        return [self._failed.pop(id_) for id_ in failed]
 
 
 def number(body: Mapping[str, Any], cohort: Cohort, index: int) -> Mapping[str, Any] | None:

@@ -1,6 +1,6 @@
 """The hooks for workers and their weights, as plugins see them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import trio
@@ -97,8 +97,8 @@ async def test_hook_translate_weight_update(opened):
 
     class Plugin:
         @hookimpl
-        def translate_weight_update(self, body: Mapping[str, Any]) -> Mapping[str, Any] | None:
-            seen.append(body)
+        def translate_weight_update(self, body: Mapping[str, Any], workers: Sequence[Worker]) -> Mapping[str, Any] | None:
+            seen.append((body, [worker.id for worker in workers]))
             if "folder" not in body:
                 return None
             return {"method": "reload_weights", "kwargs": {"weights_path": body["folder"]}, "weight_version": "7"}
@@ -108,7 +108,7 @@ async def test_hook_translate_weight_update(opened):
         assert (await ask(proxy, "/update_weights", {"folder": "/w"})).json == {"status": "ok"}
         refused = await ask(proxy, "/update_weights", {"fodler": "/w"})
         assert (await ask(proxy, "/update_weights", {"update_info": {}})).status == 409, "vLLM's own, without a start"
-    assert seen == [{"folder": "/w"}, {"fodler": "/w"}]
+    assert seen == [({"folder": "/w"}, ["a"]), ({"fodler": "/w"}, ["a"])]
     assert called == [{"method": "reload_weights", "kwargs": {"weights_path": "/w"}}]
     assert engine.version == "7"
     assert (refused.status, refused.json["error"]["message"]) == (400, "fodler: there is no such key here; known are update_info")

@@ -1,5 +1,6 @@
 """Prime-RL's control plane, in the bodies that its versions send, on workers of different sizes."""
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import httpx
@@ -38,7 +39,7 @@ class Fleet:
         self.sent: list[list[Any]] = [serve_http(worker, {"results": [None] * worker.world_size}) for worker in fleet.workers]
         self._routes = Routes(max_body_bytes=10_000)
         add_administration_routes(self._routes, fleet.administration, Registry([Loaded("prime-rl", plugin)]))
-        plugin.register_routes(self._routes, cast("Proxy", None))
+        plugin.register_routes(self._routes, cast("Proxy", SimpleNamespace(administration=fleet.administration)))
 
     async def post(self, path, body):
         return await ask(self._routes, "POST", path, msgspec.json.encode(body))
@@ -212,6 +213,26 @@ async def test_the_latest_joining_that_failed_is_the_one_that_is_told():
         assert "the trainer counts 9 ranks" in told
         assert (await fleet.post("/init_broadcaster", NCCL)).status == 200
         assert (await fleet.post("/update_weights", {"weight_dir": None})).status == 200
+
+
+async def test_a_joining_that_failed_on_some_workers_is_nothing_to_another_trainer_with_others():
+    async with administered(1, 3, 2) as administration:
+        administration.administration.select_cohort("left", "tiny", ["w0"], substitution=False, by="me")
+        administration.administration.select_cohort("right", "tiny", ["w1", "w2"], substitution=False, by="me")
+        fleet = Fleet(administration)
+        assert (await fleet.refused("/cohorts/left/init_broadcaster", NCCL))[0] == 400
+        assert (await fleet.post("/cohorts/right/update_weights", {"weight_dir": "/out/step_1"})).status == 200
+        status, told = await fleet.refused("/cohorts/left/update_weights", {"weight_dir": None})
+        assert (status, told.startswith("the trainer's group is incomplete: /cohorts/left/init_broadcaster has failed: ")) == (409, True)
+
+
+async def test_a_joining_that_failed_on_all_is_mended_by_one_on_each():
+    async with administered(1, 3) as administration:
+        fleet = Fleet(administration)
+        await fleet.refused("/init_broadcaster", {**NCCL, "inference_world_size": 2})
+        for worker in fleet.workers:
+            assert (await fleet.post(f"/workers/{worker.id}/init_broadcaster", NCCL)).status == 200
+        assert (await fleet.post("/workers/w0/update_weights", {"weight_dir": None})).status == 200
 
 
 async def test_a_method_that_only_some_engines_have_is_no_404():
