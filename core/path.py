@@ -168,9 +168,10 @@ class Path:
     async def relayed(
         self, call: Call, outcome: Outcome, body: RelayedBody, ask: Callable[[Choice, bytes], AbstractAsyncContextManager[Answer]]
     ) -> AsyncGenerator[Answer, None]:
-        """What a worker's HTTP server answers to a call whose body goes there as it is; entering waits for the first bytes.
+        """What a worker's HTTP server answers to a call whose body goes there as it is; entering waits until an answer has begun.
 
-        `ask` sends the body to a chosen worker. A 503 is passed on only when no other worker is there to try.
+        `ask` sends the body to a chosen worker. A 503 is passed on only when no other worker is there to try, and none that says that the
+        worker is paused: the call goes back to the gate.
 
         Cancellation, and leaving early: the connection is closed, which cancels the call on the worker.
         Raises: `CallError`, on entry or from `Answer.receive`.

@@ -27,7 +27,6 @@ from core.wire.http_relay import Answer, RelayedRequest, ask
 #: Members that the core reads; the others are the call's `unclaimed`.
 _READ: Final = frozenset({"model", "stream", "cache_salt", "request_id"})
 _TRUE: Final = Raw(b"true")
-_EVENTS: Final = b"text/event-stream"
 #: Empty lines at the end of an event.
 _EVENT_ENDS: Final = (b"\n\n", b"\r\n\r\n", b"\r\r")
 
@@ -173,15 +172,10 @@ class _Reply:
 
     async def break_off(self, error: CallError) -> None:
         """End what can't be ended well. The last event is not added to half of another one."""
-        if self._is_events and (not self._end or self._end.endswith(_EVENT_ENDS)):
+        if self._answer.is_events and (not self._end or self._end.endswith(_EVENT_ENDS)):
             event = b"data: " + _encoder.encode(error.body) + b"\n\n"
             await self._client.send({"type": "http.response.body", "body": event, "more_body": True})
         # A handler that returns before the end of its response is how an ASGI server learns that there is none: it closes the connection.
         # Of HTTP/2 streams hypercorn 0.18 would let the client wait for ever.
         if self._http_version == "2":
             await self._client.send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    @property
-    def _is_events(self) -> bool:
-        headers = dict(self._answer.headers)
-        return headers.get(b"content-type", b"").startswith(_EVENTS) and b"content-encoding" not in headers

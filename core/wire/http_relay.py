@@ -9,6 +9,7 @@ import trio
 from msgspec import Struct
 
 from core.errors import BadRequest, WorkerLost
+from core.wire.beginnings import has_begun
 from core.wire.http_errors import describe
 from core.wire.http_lane import close_connection
 
@@ -23,6 +24,7 @@ _OF_A_CONNECTION: Final = frozenset(
 )
 #: A request's that each side writes itself; `expect` is met, since the body is here.
 _OF_A_REQUEST: Final = frozenset((b"host", b"content-length", b"expect", b"authorization"))
+_EVENTS: Final = b"text/event-stream"
 _OF_A_RESPONSE: Final = frozenset((b"date", b"server"))
 
 
@@ -35,7 +37,7 @@ class RelayedRequest(Struct, frozen=True):
 
 
 class Answer:
-    """A response whose first bytes have come; see `ask`."""
+    """A response that has begun; see `ask`."""
 
     def __init__(self, response: httpx.Response) -> None:
         self._response = response
@@ -45,9 +47,20 @@ class Answer:
         #: Names in lower case, without those of the connection. The body's length is among them when the worker knew it.
         self.headers = _end_to_end(response.headers.raw, _OF_A_RESPONSE)
 
+    @property
+    def is_events(self) -> bool:
+        """Whether these are server-sent events that can be read."""
+        headers = dict(self.headers)
+        return headers.get(b"content-type", b"").startswith(_EVENTS) and b"content-encoding" not in headers
+
     async def start(self) -> None:
-        """Wait for the first bytes, or the end. Raises: `WorkerLost`."""
-        self._first = await self._receive()
+        """Wait for the first bytes with which an answer has begun, or the end. Raises: `WorkerLost`, `WorkerPaused`."""
+        first, begun, events = b"", False, self.is_events
+        while not begun:
+            data = await self._receive()
+            first += data
+            begun = has_begun(first, status=self.status, events=events, ended=not data)
+        self._first = first
 
     async def receive(self) -> bytes:
         """The next bytes as soon as they have come; none at the end.
@@ -82,12 +95,12 @@ class Answer:
 
 @asynccontextmanager
 async def ask(client: httpx.AsyncClient, request: RelayedRequest, body: bytes) -> AsyncGenerator[Answer, None]:
-    """Send a request to the worker of `client`; entering waits for the first bytes of the answer, whatever its status.
+    """Send a request to the worker of `client`; entering waits until an answer has begun, whatever its status.
 
     `Authorization` is the client's own, from the worker's settings, or none.
 
     Cancellation, and leaving before the end: the connection is closed, by which the worker knows.
-    Raises: `WorkerLost`; `BadRequest` for what can't be sent on.
+    Raises: `WorkerLost`; `WorkerPaused`, see `core.wire.beginnings`; `BadRequest` for what can't be sent on.
     """
     try:
         asked = httpx.Request(request.method, _url(client, request.target), headers=_headers(client, request.headers), content=body)

@@ -187,6 +187,72 @@ async def test_an_empty_answer_is_one():
     assert (rig.outcome.kind, rig.outcome.status) == ("refused", 404)
 
 
+PAUSED = b'{"error":{"message":"Generation is paused. Please retry after it resumes.","type":"ServiceUnavailableError","code":503}}'
+#: As vllm-rs 0.33 begins every stream.
+SILENT = [
+    b'data: {"id":"c","object":"text_completion","choices":[{"index":0,"text":""}]}\n\n',
+    b'data: {"id":"c","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n',
+]
+REFUSED = [
+    [response(PAUSED, status=b"503 Unavailable")],
+    [response(b"data: " + PAUSED + b"\n\ndata: [DONE]\n\n", EVENTS)],
+    *([response(silent + b"data: " + PAUSED + b"\n\ndata: [DONE]\n\n", EVENTS)] for silent in SILENT),
+    [
+        chunked(EVENTS),
+        chunk(SILENT[0][:20]),
+        chunk(SILENT[0][20:]),
+        chunk(b"data: " + PAUSED[:20]),
+        chunk(PAUSED[20:] + b"\n\n"),
+        chunk(b""),
+    ],
+]
+
+
+@pytest.mark.parametrize("refused", REFUSED)
+async def test_a_call_that_a_paused_worker_refuses_waits_at_the_gate_and_is_answered_when_it_opens(refused):
+    upstream = Upstream(refused, [OK])
+    browser = Asking()
+    async with relaying(upstream) as rig, trio.open_nursery() as nursery:
+        nursery.start_soon(browser.ask, rig)
+        with trio.fail_after(5):
+            while not rig.fleet.gate.waiting:
+                await trio.lowlevel.checkpoint()
+        assert (browser.messages, rig.workers[0].state) == ([], "paused")
+        rig.move(rig.workers[0], "ready")
+    assert (browser.status, browser.raw, rig.outcome.attempts) == (200, b"{}", 2)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        response(b'{"error":{"message":"overloaded","code":503}}', status=b"503 Unavailable"),
+        response(b"no", status=b"503 Unavailable"),
+        response(SILENT[0] + b'data: {"error":{"message":"overloaded","code":503}}\n\n', EVENTS),
+        response(SILENT[1], EVENTS),
+        response(b"", EVENTS),
+        response(PAUSED),
+    ],
+)
+async def test_what_is_not_the_refusal_of_a_paused_worker_passes_as_it_is(answer):
+    browser, upstream, _ = await relayed(answer)
+    assert (browser.raw, len(upstream.requests)) == (answer.partition(b"\r\n\r\n")[2], 1)
+
+
+async def test_an_event_without_output_waits_for_the_next_one_and_an_event_with_output_for_none():
+    more = trio.Event()
+    upstream = Upstream([chunked(EVENTS), chunk(SILENT[0]), more, chunk(b'data: {"choices":[{"text":"a"}]}\n\n'), trio.Event()])
+    browser = Asking()
+    async with relaying(upstream) as rig, trio.open_nursery() as nursery:
+        nursery.start_soon(browser.ask, rig)
+        await wait_all_tasks_blocked(0.05)
+        assert browser.messages == []
+        more.set()
+        with trio.fail_after(5):
+            while browser.raw != SILENT[0] + b'data: {"choices":[{"text":"a"}]}\n\n':
+                await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
+
+
 async def test_each_piece_is_forwarded_at_once():
     more = [trio.Event(), trio.Event()]
     upstream = Upstream([chunked(EVENTS), chunk(b"data: a"), more[0], chunk(b"\n\n"), more[1], chunk(b"")])
