@@ -12,7 +12,7 @@ from core.fleet.worker import Worker
 from core.path import Path
 from core.placement import Placer
 from core.registry import Registry
-from core.wire.needs import fields, missing
+from core.wire.needs import HTTP_CAN, fields, missing
 
 
 class WorkerVerdict(Struct):
@@ -108,6 +108,8 @@ class Explainer:
                 wanted = missing(call.needs, [lane.can for lane in worker.lanes])
                 named = sorted(name for need in wanted for name in fields(need, call.needed_by))
                 obstacles[worker] = f"has no wire that carries {' and '.join(named)}"
+                if worker.http_closed and wanted & HTTP_CAN:
+                    obstacles[worker] += f": {worker.http_closed}"
 
     def _ask_plugins(self, call: Call, obstacles: dict[Worker, str]) -> None:
         workers = tuple(w for w in self._fleet.workers.values() if w not in obstacles)

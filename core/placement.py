@@ -14,7 +14,7 @@ from core.lag import behind
 from core.registry import Registry
 from core.routing import Routing
 from core.wire.lane import Lane
-from core.wire.needs import missing, refusal
+from core.wire.needs import HTTP_CAN, missing, refusal
 
 #: States that end by themselves, or by a trainer's next call: whoever waits will be served.
 _HELD = frozenset({"paused", "updating"})
@@ -78,8 +78,10 @@ class Placer:
         ready = self._ready(call, tried)
         if not ready.lanes:
             wires = [lane.can for worker in ready.workers for lane in worker.lanes]
-            message, field = refusal(missing(call.needs, wires), call.needed_by)
-            raise BadRequest(message, param=field)
+            missed = missing(call.needs, wires)
+            message, field = refusal(missed, call.needed_by)
+            closed = [f"; {w.id}: {w.http_closed}" for w in ready.workers if w.http_closed and missed & HTTP_CAN]
+            raise BadRequest(message + "".join(closed), param=field)
         choice = self._choose(call, tuple(ready.lanes))
         lane = ready.lanes[choice.worker]
         return Placement(choice, lane if choice.rank is None else lane.at_rank(choice.rank))

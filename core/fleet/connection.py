@@ -8,7 +8,7 @@ from functools import partial
 import httpx
 import trio
 
-from core.fleet.probe import GrpcProbe, HttpProbe, ProbeFailed, as_grpclib
+from core.fleet.probe import GrpcProbe, HttpProbe, ProbeFailed, RouteClosed, as_grpclib
 from core.settings import WorkerSettings, split_address
 from core.wire import Channel, open_channel
 from core.wire.generated.vllm import ControlStub
@@ -52,20 +52,24 @@ class Connection:
             with trio.move_on_after(_SETTLE_SECONDS):
                 await self._channel.settle()
 
-    async def lanes(self, max_model_len: int) -> tuple[Lane, ...]:
-        """What calls can go over, gRPC first. The HTTP lane is there when the server offers the generate route.
+    async def lanes(self, max_model_len: int) -> tuple[tuple[Lane, ...], str]:
+        """What calls can go over, gRPC first; and why not over HTTP, when there is a server that doesn't take any.
 
         Raises: `ProbeFailed` when there is none at all, or when a server that the settings name can't be reached: what it alone could
         serve would be refused for as long as the worker lives.
         """
         lanes: list[Lane] = []
+        closed = ""
         if self._channel:
             lanes.append(GrpcLane(self._channel, max_model_len=max_model_len))
-        if self.http and self._http and (can := await self._http.generate_can()) is not None:
-            lanes.append(HttpLane(self.http, can=can, max_model_len=max_model_len))
-        if not lanes:
-            raise ProbeFailed("its HTTP server doesn't offer /inference/v1/generate: start it with --enable-scale-out", certain=True)
-        return tuple(lanes)
+        if self.http and self._http:
+            try:
+                lanes.append(HttpLane(self.http, can=await self._http.generate_can(), max_model_len=max_model_len))
+            except RouteClosed as error:
+                closed = str(error)
+                if not lanes:
+                    raise ProbeFailed(closed, certain=True) from error
+        return tuple(lanes), closed
 
 
 @asynccontextmanager

@@ -37,7 +37,7 @@ from core.wire.generated.vllm import (
 from core.wire.generated.vllm import (
     PauseMode as WirePauseMode,
 )
-from core.wire.http_errors import describe
+from core.wire.http_errors import describe, key_refused
 
 T = TypeVar("T")
 log = structlog.stdlib.get_logger()
@@ -245,6 +245,8 @@ class WorkerControl:
         if response.status_code == HTTPStatus.NOT_FOUND and b'"error"' not in response.content:
             cause = CallError(501, f"its HTTP server has no {path}: start it with VLLM_SERVER_DEV_MODE=1")
             raise self._failed(operation, cause)
+        if response.status_code == HTTPStatus.UNAUTHORIZED:
+            raise self._failed(operation, CallError(HTTPStatus.BAD_GATEWAY, key_refused(http)))
         if not response.is_success:
             raise self._failed(operation, from_http(response.status_code, response.content))
         self.answered += 1

@@ -177,7 +177,9 @@ class Fleet:
         if problem := overlap(worker, self.workers.values()):
             raise ProbeFailed(problem, certain=True)
         worker.introduced_at = time.time()
-        worker.lanes = await connection.lanes(worker.info.max_model_len)
+        closed, (worker.lanes, worker.http_closed) = worker.http_closed, await connection.lanes(worker.info.max_model_len)
+        if worker.http_closed not in ("", closed):
+            log.warning("worker.http_closed", worker=worker.id, reason=worker.http_closed)
 
     def _set(self, worker: Worker, state: State, reason: str) -> None:
         """Note how a worker is, as its probes have it."""

@@ -22,7 +22,7 @@ from core.wire.generated.vllm import (
     ParallelismInfo,
     RlCapabilities,
 )
-from core.wire.http_errors import describe
+from core.wire.http_errors import describe, key_refused
 from core.wire.http_lane import PATH
 from core.wire.needs import PYTHON_HTTP_CAN, RUST_HTTP_CAN
 
@@ -35,6 +35,10 @@ class ProbeFailed(Exception):
     def __init__(self, reason: str, *, certain: bool) -> None:
         super().__init__(reason)
         self.certain = certain
+
+
+class RouteClosed(Exception):
+    """The worker's HTTP server takes no calls; the text says why."""
 
 
 class Report(Struct, frozen=True):
@@ -128,15 +132,22 @@ class HttpProbe:
         weights = await self._get("/weight_info", _Weights, optional=True)
         return Report(paused.is_paused, weights.weight_version)
 
-    async def generate_can(self) -> frozenset[str] | None:
-        """The needs that the generate route serves; `None` when the server doesn't offer it (it takes `--enable-scale-out`)."""
+    async def generate_can(self) -> frozenset[str]:
+        """The needs that the generate route serves. Raises: `RouteClosed` when the server doesn't offer it, `ProbeFailed`."""
         try:
             # An empty prompt is refused where the route is open, before an engine hears of it.
             response = await self._client.post(PATH, json={"token_ids": [], "sampling_params": {}})
         except httpx.HTTPError as error:
             raise _unreachable(error) from error
-        if response.status_code not in (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY):
-            return None
+        match response.status_code:
+            case HTTPStatus.BAD_REQUEST | HTTPStatus.UNPROCESSABLE_ENTITY:
+                pass
+            case HTTPStatus.UNAUTHORIZED:
+                raise RouteClosed(key_refused(self._client))
+            case HTTPStatus.NOT_FOUND:
+                raise RouteClosed(f"its HTTP server doesn't offer {PATH}: start it with --enable-scale-out")
+            case status:
+                raise RouteClosed(f"its HTTP server answers {status} to {PATH}")
         return RUST_HTTP_CAN if (await self._get("/version", _Version)).rust_frontend_version else PYTHON_HTTP_CAN
 
     async def _get(self, path: str, type_: type[T], *, optional: bool = False) -> T:
@@ -144,6 +155,8 @@ class HttpProbe:
         if response.status_code != HTTPStatus.OK:
             if optional:
                 return type_()
+            if response.status_code == HTTPStatus.UNAUTHORIZED:
+                raise ProbeFailed(key_refused(self._client), certain=False)
             raise ProbeFailed(f"{path} answers {response.status_code}", certain=False)
         try:
             return msgspec.json.decode(response.content, type=type_)

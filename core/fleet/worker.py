@@ -99,6 +99,8 @@ class Worker:
         self.relabelled: Callable[[], None] = _nothing
         #: In order of preference.
         self.lanes: tuple[Lane, ...] = ()
+        #: Why no call goes over the HTTP server that the settings name; empty when calls do, or there is none.
+        self.http_closed = ""
         #: The worker's `vllm.Control` service and its HTTP server, for administration; `None` where it has none.
         self.control: ControlStub | None = None
         self.http: httpx.AsyncClient | None = None
@@ -215,7 +217,7 @@ class Worker:
             "world_size": self.world_size,
             "ranks": list(info.ranks) if info else [],
             "data_parallel_size": info.data_parallel_size if info else None,
-            "capabilities": _capabilities(info, {lane.wire: sorted(lane.can) for lane in self.lanes}),
+            "capabilities": _capabilities(info, {lane.wire: sorted(lane.can) for lane in self.lanes}, self.http_closed),
             "in_flight": self.in_flight,
             "grpc": self.settings.grpc,
             "http": self.settings.http,
@@ -232,10 +234,12 @@ def _nothing() -> None:
     """Nobody wants to know."""
 
 
-def _capabilities(info: WorkerInfo | None, wires: Mapping[str, list[str]]) -> dict[str, Any]:
+def _capabilities(info: WorkerInfo | None, wires: Mapping[str, list[str]], http_closed: str) -> dict[str, Any]:
     return {
         #: wire → the needs that it serves beyond the plain fields
         "wires": wires,
+        #: wire → why no call goes over it, although the settings name it
+        "closed": {"http": http_closed} if http_closed else {},
         "lora": bool(info and info.supports_lora),
         "multimodal": bool(info and info.supports_multimodal),
         "sleep": bool(info and info.supports_sleep),

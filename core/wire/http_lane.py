@@ -11,9 +11,9 @@ import msgspec
 import trio
 
 from core.call import Call
-from core.errors import WorkerLost, from_http
+from core.errors import CallError, WorkerLost, from_http
 from core.reply import Output
-from core.wire.http_errors import describe
+from core.wire.http_errors import describe, key_refused
 from core.wire.http_lifting import lift_from_http
 from core.wire.http_lowering import lower_to_http
 from core.wire.needs import Wire
@@ -50,7 +50,7 @@ class HttpLane:
         except httpx.HTTPError as error:
             raise _lost(error) from error
         if response.status_code != HTTPStatus.OK:
-            raise from_http(response.status_code, response.content)
+            raise self._refused(response.status_code, response.content)
         return lift_from_http(call, response.content, index)
 
     @asynccontextmanager
@@ -62,7 +62,7 @@ class HttpLane:
             raise _lost(error) from error
         try:
             if response.status_code != HTTPStatus.OK:
-                raise from_http(response.status_code, await response.aread())
+                raise self._refused(response.status_code, await response.aread())
             source = HttpOutputStream(response, call, index)
             try:
                 yield source
@@ -70,6 +70,9 @@ class HttpLane:
                 await source.aclose()
         finally:
             await response.aclose()
+
+    def _refused(self, status: int, body: bytes) -> CallError:
+        return WorkerLost(key_refused(self._client)) if status == HTTPStatus.UNAUTHORIZED else from_http(status, body)
 
     def _request(self, call: Call, request: dict[str, Any]) -> httpx.Request:
         headers = {b"content-type": b"application/json"}

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Collection, Iterable
 from contextlib import asynccontextmanager, suppress
+from http import HTTPStatus
 from typing import Final
 
 import httpx
@@ -10,7 +11,7 @@ from msgspec import Struct
 
 from core.errors import BadRequest, WorkerLost
 from core.wire.beginnings import has_begun
-from core.wire.http_errors import describe
+from core.wire.http_errors import describe, key_refused
 from core.wire.http_lane import close_connection
 
 Headers = list[tuple[bytes, bytes]]
@@ -97,7 +98,8 @@ class Answer:
 async def ask(client: httpx.AsyncClient, request: RelayedRequest, body: bytes) -> AsyncGenerator[Answer, None]:
     """Send a request to the worker of `client`; entering waits until an answer has begun, whatever its status.
 
-    `Authorization` is the client's own, from the worker's settings, or none.
+    `Authorization` is the client's own, from the worker's settings, or none. So who could mend a 401 is whoever writes these: the worker
+    is lost to this request.
 
     Cancellation, and leaving before the end: the connection is closed, by which the worker knows.
     Raises: `WorkerLost`; `WorkerPaused`, see `core.wire.beginnings`; `BadRequest` for what can't be sent on.
@@ -111,6 +113,8 @@ async def ask(client: httpx.AsyncClient, request: RelayedRequest, body: bytes) -
         raise _lost(error) from error
     answer = Answer(response)
     try:
+        if answer.status == HTTPStatus.UNAUTHORIZED:
+            raise WorkerLost(key_refused(client))
         await answer.start()
         yield answer
     finally:

@@ -65,6 +65,8 @@ SAMPLING_NEEDS: Final = tuple(
 GRPC_CAN: Final = frozenset(need for need, servers in _SERVED_BY.items() if _GRPC in servers)
 RUST_HTTP_CAN: Final = frozenset(need for need, servers in _SERVED_BY.items() if _RUST in servers)
 PYTHON_HTTP_CAN: Final = frozenset(need for need, servers in _SERVED_BY.items() if _PYTHON in servers)
+#: Some HTTP server.
+HTTP_CAN: Final = RUST_HTTP_CAN | PYTHON_HTTP_CAN
 
 
 #: The fields of needs that are no field's path.

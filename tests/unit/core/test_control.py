@@ -122,3 +122,9 @@ async def test_a_worker_that_cannot_be_reached_is_probed():
         await control.resume()
     assert failed.value.status == 503
     await control.worker.suspected()
+
+
+async def test_a_server_that_wants_another_key_is_no_fault_of_who_asked():
+    with pytest.raises(ControlFailed, match=r"wants an API key \(401\): let api_key_env name") as failed:
+        await over_http(lambda _: httpx.Response(401, json={"error": "Unauthorized"})).resume()
+    assert failed.value.status == 502

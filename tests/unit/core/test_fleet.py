@@ -35,6 +35,7 @@ class Answers:
         self.checks = 0
         self.probe = self
         self.closed = False
+        self.http_closed = ""
         self.control = self.http = None
         self.settle = trio.lowlevel.checkpoint
 
@@ -52,7 +53,7 @@ class Answers:
         return self.answer
 
     async def lanes(self, max_model_len):
-        return (ScriptedLane(),)
+        return (ScriptedLane(),), self.http_closed
 
 
 class Served:
@@ -245,6 +246,48 @@ async def test_a_worker_whose_http_server_is_not_there_yet_does_not_join_without
             await Connection(channel, channel, client).lanes(100)
 
 
+CLOSED = {
+    401: "http://w wants an API key (401): let api_key_env name the variable that holds it",
+    404: "its HTTP server doesn't offer /inference/v1/generate: start it with --enable-scale-out",
+    403: "its HTTP server answers 403 to /inference/v1/generate",
+}
+
+
+@pytest.mark.parametrize("status", CLOSED)
+async def test_a_worker_whose_http_server_takes_no_calls_says_why(status):
+    client = httpx.AsyncClient(base_url="http://w", transport=httpx.MockTransport(lambda _: httpx.Response(status)))
+    async with open_channel("127.0.0.1", 1) as channel:
+        lanes, closed = await Connection(channel, channel, client).lanes(100)
+        assert ([lane.wire for lane in lanes], closed) == (["grpc"], CLOSED[status])
+    with pytest.raises(ProbeFailed) as raised:
+        await Connection(None, None, client).lanes(100)
+    assert (str(raised.value), raised.value.certain) == (CLOSED[status], True)
+
+
+async def test_a_wrong_key_is_told_from_none():
+    client = httpx.AsyncClient(
+        base_url="http://w", headers={"authorization": "Bearer k"}, transport=httpx.MockTransport(lambda _: httpx.Response(401))
+    )
+    with pytest.raises(ProbeFailed, match=r"http://w refuses the API key \(401\): the variable that api_key_env names holds another one"):
+        await HttpProbe(client).introduce()
+
+
+async def test_that_an_http_server_takes_no_calls_is_shown_and_logged_once(monkeypatch, autojump_clock):
+    warned = []
+    log = type("Log", (), {"info": lambda *_, **__: None, "warning": lambda _, event, **fields: warned.append((event, fields))})
+    monkeypatch.setattr(fleet_module, "log", log())
+    served = Served(monkeypatch, RUNNING, interval=2.0)
+    served.connection.http_closed = CLOSED[404]
+    async with served.running():
+        for answer in (RUNNING, ProbeFailed("refused", certain=True), RUNNING):
+            served.connection.answer = answer
+            await trio.sleep(2.5)
+        assert served.worker.state == "ready"
+        assert served.worker.describe()["capabilities"]["closed"] == {"http": CLOSED[404]}
+    assert served.connection.introductions == 2
+    assert warned == [("worker.http_closed", {"worker": "w", "reason": CLOSED[404]})]
+
+
 def raises(error):
     raise error
 
@@ -391,8 +434,6 @@ async def test_an_unhealthy_answer_fails(status, certain):
     [
         (httpx.Response(400), {"version": "0.33.0", "rust_frontend_version": "0.33.0"}, RUST_HTTP_CAN),
         (httpx.Response(422), {"version": "0.33.0"}, PYTHON_HTTP_CAN),
-        (httpx.Response(403), {"version": "0.33.0"}, None),
-        (httpx.Response(404), {"version": "0.33.0"}, None),
     ],
 )
 async def test_what_the_generate_route_can(answer, version, can):

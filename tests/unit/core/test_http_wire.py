@@ -298,6 +298,13 @@ async def test_an_error_answer_is_raised_on_both_ways():
         await stream(lane)
 
 
+async def test_a_server_that_wants_another_key_is_a_lost_worker_on_both_ways_and_no_fault_of_the_client():
+    lane = lane_to(lambda _: httpx.Response(401, json={"error": "Unauthorized"}))
+    for ask in (generate, stream):
+        with pytest.raises(WorkerLost, match=r"http://worker wants an API key \(401\): let api_key_env name"):
+            await ask(lane)
+
+
 async def test_a_connection_that_fails_is_a_lost_worker_on_both_ways():
     def handler(request):
         raise httpx.ConnectError("refused", request=request)

@@ -91,6 +91,15 @@ def test_a_need_that_no_worker_serves_is_a_400_that_says_who_would():
     assert error.param == "sampling_params.bad_words"
 
 
+def test_a_worker_whose_http_server_would_serve_it_if_it_took_calls_is_named_with_why_it_takes_none():
+    closed = worker("a")
+    closed.http_closed = "its HTTP server is closed"
+    rig = Rig(closed, worker("b"))
+    why = "; a: its HTTP server is closed"
+    assert refusal(rig, needs={"sampling_params.bad_words"}).message.endswith(why)
+    assert why not in refusal(rig, needs={"unknown"}).message
+
+
 def test_needs_that_no_single_wire_serves_are_all_named():
     both = make_worker("a", ScriptedLane(), ScriptedLane(wire="http", can=RUST_HTTP_CAN))
     error = refusal(Rig(both), needs={"sampling_params.bad_words", "sampling_params.stop"})

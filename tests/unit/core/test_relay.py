@@ -124,6 +124,16 @@ async def test_authorization_is_the_workers_own():
     assert upstream.requests[0].values("authorization") == ["Bearer worker-key"]
 
 
+async def test_a_worker_that_wants_another_key_is_replaced_and_when_none_is_left_the_settings_are_to_blame():
+    wants = Upstream([response(b'{"error":"Unauthorized"}', status=b"401 Unauthorized")])
+    async with upstream_worker("w0", wants, key="old") as first, upstream_worker("w1", Upstream([OK])) as second:
+        browser = await Asking({}).ask(Relayed(first, second, policies=["round-robin"]))
+        assert (browser.status, browser.headers["x-headrace-worker"]) == (200, "w1")
+        browser = await Asking({}).ask(Relayed(first))
+    assert (browser.status, browser.headers["x-headrace-worker"]) == (503, "w0")
+    assert "refuses the API key (401): the variable that api_key_env names holds another one" in browser.json["error"]["message"]
+
+
 async def test_a_worker_without_a_key_gets_none():
     _, upstream, _ = await relayed(OK, asking=Asking({}, {"authorization": "Bearer client-key"}))
     assert upstream.requests[0].values("authorization") == []
