@@ -144,7 +144,7 @@ class HttpProbe:
                 pass
             case HTTPStatus.UNAUTHORIZED:
                 raise RouteClosed(key_refused(self._client))
-            case HTTPStatus.NOT_FOUND:
+            case HTTPStatus.FORBIDDEN | HTTPStatus.NOT_FOUND:  # vLLM 0.33's Rust server and its Python one
                 raise RouteClosed(f"its HTTP server doesn't offer {PATH}: start it with --enable-scale-out")
             case status:
                 raise RouteClosed(f"its HTTP server answers {status} to {PATH}")

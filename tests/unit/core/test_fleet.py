@@ -249,7 +249,8 @@ async def test_a_worker_whose_http_server_is_not_there_yet_does_not_join_without
 CLOSED = {
     401: "http://w wants an API key (401): let api_key_env name the variable that holds it",
     404: "its HTTP server doesn't offer /inference/v1/generate: start it with --enable-scale-out",
-    403: "its HTTP server answers 403 to /inference/v1/generate",
+    403: "its HTTP server doesn't offer /inference/v1/generate: start it with --enable-scale-out",
+    500: "its HTTP server answers 500 to /inference/v1/generate",
 }
 
 
