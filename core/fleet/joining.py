@@ -65,6 +65,12 @@ class Joining:
             raise CallError(HTTPStatus.CONFLICT, text)
         return True
 
+    def demand_joined(self, operation: Operation, workers: Sequence[Worker]) -> None:
+        """The same, for an update that can't be done without a group: an engine would start it, and have no weights when it fails."""
+        if not self.demand_group(operation, workers):
+            text = "its weights come through a trainer's group, and headrace knows of none: let all join one first"
+            raise CallError(HTTPStatus.CONFLICT, f"{operation.name}: {text} (/init_weight_transfer_engine)")
+
     async def _join(
         self,
         name: str,

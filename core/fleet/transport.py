@@ -36,6 +36,14 @@ class WeightTransport(Protocol):
         """Whether `prepare` and `apply` alone bring a worker that comes late up to date, with the same options, without the trainer."""
         ...
 
+    @property
+    def grouped(self) -> bool:
+        """Whether the weights come through the trainer's group, which the workers have joined before (`/init_weight_transfer_engine`).
+
+        Then an update is refused unless all of them are in it, and nobody else is.
+        """
+        ...
+
     def parse(self, options: Mapping[str, Any]) -> Any:
         """The request's keys that aren't the core's, checked. Plain function: it touches no file and no worker.
 

@@ -55,14 +55,14 @@ class Transaction:
         """Pause, apply, verify, resume.
 
         Cancellation (headrace ends): the workers stay as they are; the journal has what a new headrace needs to know.
-        Raises: `FleetFailed`, which names each worker that failed; `CallError` (409) when the trainer's group isn't whole any more, a
-        trainer has begun an update by steps, or this one was given up before anybody was asked to take the weights: then whom it has
-        paused goes on.
+        Raises: `FleetFailed`, which names each worker that failed; `CallError` (409) when the trainer's group that it needs isn't there, or
+        isn't whole any more, a trainer has begun an update by steps, or this one was given up before anybody was asked to take the weights:
+        then whom it has paused goes on.
         """
         workers, request = update.workers, update.request
         self.demand_closed(request, workers)
-        if not update.transport.repeatable:
-            self._joining.demand_group(operation, workers)
+        if update.transport.grouped:
+            self._joining.demand_joined(operation, workers)
         update.phase = "pausing"
         self._standings.rejoin(workers)
         pausing = trio.CancelScope()

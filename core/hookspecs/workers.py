@@ -77,6 +77,7 @@ class WorkerSpecs:
             class Reload:
                 name = "reload"
                 repeatable = True
+                grouped = False
 
                 def parse(self, options: Mapping[str, Any]) -> None:
                     if options:

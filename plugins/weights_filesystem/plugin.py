@@ -66,6 +66,7 @@ class FilesystemTransport:
 
     name = "filesystem"
     repeatable = True
+    grouped = False
 
     def __init__(self, settings: Settings) -> None:
         self._checkpoints = Checkpoints(settings.allowed_paths, seen=settings.shared_files)

@@ -30,6 +30,8 @@ class BroadcastTransport:
     name = "broadcast"
     #: Without the trainer there is nobody to send.
     repeatable = False
+    #: The ranks meet anew for each round.
+    grouped = False
 
     def parse(self, options: Mapping[str, Any]) -> Meeting:
         """See `core.WeightTransport`."""

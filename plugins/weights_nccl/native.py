@@ -26,6 +26,7 @@ class NativeTransport:
     name = "nccl"
     #: Without the trainer there is nobody to send.
     repeatable = False
+    grouped = True
 
     def __init__(self) -> None:
         #: Processes, by worker and instance, in which an update began that has not ended well.

@@ -61,6 +61,7 @@ class NixlTransport:
     name = "nixl"
     #: The trainer takes its tensors back as soon as the update is over.
     repeatable = False
+    grouped = False
 
     def __init__(self, settings: Settings) -> None:
         self._chunk_bytes = settings.chunk_mib * 2**20

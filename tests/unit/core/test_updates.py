@@ -45,8 +45,8 @@ class Fleet:
 
 
 @asynccontextmanager
-async def fleet_of(*world_sizes: int, repeatable: bool = True, **settings: Any):
-    courier = Courier(repeatable=repeatable)
+async def fleet_of(*world_sizes: int, repeatable: bool = True, grouped: bool = False, **settings: Any):
+    courier = Courier(repeatable=repeatable, grouped=grouped)
     async with administered(*world_sizes, transports=[courier], **settings) as fleet:
         yield Fleet(fleet, courier)
 
@@ -500,8 +500,24 @@ async def test_a_group_that_is_not_whole_any_more_is_not_updated():
         assert "pause" not in fleet.engines[0].asked
 
 
-async def test_a_trainers_group_that_is_not_whole_any_more_is_waited_for_by_nobody():
+async def test_an_update_through_a_trainers_group_is_refused_when_there_is_none():
+    async with fleet_of(repeatable=False, grouped=True) as fleet:
+        update = await fleet.update()
+        assert update.failure
+        assert (update.failure.status, "headrace knows of none: let all join one first" in update.failure.message) == (409, True)
+        assert [engine.asked for engine in fleet.engines] == [[], []]
+        await fleet.administered.joining.join(fleet.workers, lambda cohort, index: INIT, by="me")
+        assert (await fleet.update()).failure is None
+
+
+async def test_an_update_that_needs_no_group_is_done_whatever_has_become_of_one():
     async with fleet_of(repeatable=False) as fleet:
+        await fleet.administered.joining.join(fleet.workers[:1], lambda cohort, index: INIT, by="me")
+        assert (await fleet.update()).failure is None
+
+
+async def test_a_trainers_group_that_is_not_whole_any_more_is_waited_for_by_nobody():
+    async with fleet_of(repeatable=False, grouped=True) as fleet:
         await fleet.administered.joining.join(fleet.workers[:1], lambda cohort, index: INIT, by="me")
         update = await fleet.update()
         assert update.failure

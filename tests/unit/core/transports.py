@@ -17,8 +17,8 @@ class Courier:
 
     name = "courier"
 
-    def __init__(self, *, repeatable: bool = True) -> None:
-        self.repeatable = repeatable
+    def __init__(self, *, repeatable: bool = True, grouped: bool = False) -> None:
+        self.repeatable, self.grouped = repeatable, grouped
         self.prepared: list[WeightUpdate] = []
         self.applied: list[tuple[str, str]] = []
         self.fails: defaultdict[str, list[BaseException]] = defaultdict(list)

@@ -1,5 +1,7 @@
 """The transport `nccl` as the core uses it: vLLM's own steps, in their order, with what the trainer says passed through."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ from trio.testing import wait_all_tasks_blocked
 from core import BadRequest
 from core.fleet.progress import Update, UpdateRequest
 from plugins.weights_nccl.native import NativeTransport
-from tests.unit.core.engines import UPDATE, AdministeredFleet, administered, broken, serve_http
+from tests.unit.core.engines import INIT, UPDATE, AdministeredFleet, administered, broken, serve_http
 
 SPARSE = {**UPDATE, "num_updates_list": [3]}
 ALL_STEPS = ["pause", "start", "update", "finish", "label", "resume"]
@@ -19,8 +21,27 @@ def ask(fleet: AdministeredFleet, **options: Any) -> Update:
     return fleet.administration.updates.ask(UpdateRequest("7", "nccl", options), fleet.administration.workers(), by="me")
 
 
+@asynccontextmanager
+async def joined(*world_sizes: int) -> AsyncIterator[AdministeredFleet]:
+    """A fleet in a trainer's group."""
+    async with administered(*world_sizes, transports=[NativeTransport()]) as fleet:
+        await fleet.joining.join(fleet.workers, lambda cohort, index: INIT, by="me")
+        for engine in fleet.engines:
+            engine.asked.clear()
+        yield fleet
+
+
+async def test_without_a_trainers_group_nobody_is_asked_to_start():
+    async with administered(transports=[NativeTransport()]) as fleet:
+        update = ask(fleet, update_info=UPDATE)
+        await update.done.wait()
+        assert update.failure
+        assert (update.failure.status, fleet.states) == (409, ["ready", "ready"])
+        assert [engine.asked for engine in fleet.engines] == [[], []]
+
+
 async def test_every_worker_takes_vllms_steps():
-    async with administered(1, 3, transports=[NativeTransport()]) as fleet:
+    async with joined(1, 3) as fleet:
         update = ask(fleet, update_info=SPARSE)
         await update.done.wait()
         assert update.failure is None
@@ -29,7 +50,7 @@ async def test_every_worker_takes_vllms_steps():
 
 
 async def test_chunks_come_one_after_the_other():
-    async with administered(1, transports=[NativeTransport()]) as fleet:
+    async with joined(1) as fleet:
         chunks = [{**UPDATE, "names": [name]} for name in "abc"]
         update = ask(fleet, chunks=chunks)
         await update.done.wait()
@@ -40,7 +61,7 @@ async def test_chunks_come_one_after_the_other():
 
 
 async def test_a_list_has_an_element_for_each_rank_and_each_worker_gets_its_own():
-    async with administered(1, 2, transports=[NativeTransport()]) as fleet:
+    async with joined(1, 2) as fleet:
         asked = [serve_http(worker, {"message": "Weights updated"}) for worker in fleet.workers]
         update = ask(fleet, update_info=[{"of": rank} for rank in range(3)])
         await update.done.wait()
@@ -48,7 +69,7 @@ async def test_a_list_has_an_element_for_each_rank_and_each_worker_gets_its_own(
 
 
 async def test_a_list_of_another_length_is_refused_before_anybody_is_paused():
-    async with administered(1, 2, transports=[NativeTransport()]) as fleet:
+    async with joined(1, 2) as fleet:
         update = ask(fleet, chunks=[UPDATE, [{"of": 0}]])
         await update.done.wait()
         assert str(update.failure) == "update_info: 1 objects for 3 ranks; as a list it has one for each"
@@ -56,7 +77,7 @@ async def test_a_list_of_another_length_is_refused_before_anybody_is_paused():
 
 
 async def test_all_are_in_their_update_at_the_same_time():
-    async with administered(transports=[NativeTransport()]) as fleet:
+    async with joined() as fleet:
         come = trio.Event()
         for engine in fleet.engines:
             engine.stalls["update"] = come
@@ -71,7 +92,7 @@ async def test_all_are_in_their_update_at_the_same_time():
 
 
 async def test_who_fails_in_the_middle_is_quarantined_and_its_rest_cleared_away_before_a_whole_update():
-    async with administered(transports=[NativeTransport()]) as fleet:
+    async with joined() as fleet:
         fleet.engines[1].fails["update"] = [broken("NCCL error")]
         update = ask(fleet, update_info=UPDATE)
         await update.done.wait()
