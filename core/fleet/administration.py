@@ -180,10 +180,7 @@ class Administration:
             if self._standings.of(worker).failed:
                 self._standings.accept(worker)
             self._standings.show(worker)
-            if (self._standings.of(worker).paused or self._standings.of(worker).left_frozen) and not self._standings.others_are_held(
-                worker
-            ):
-                await self.pausing.start_again(operation, [worker])
+            await self.pausing.go_on(operation, [worker])
 
         await self._operations.do("release", [worker], work, by=by, note={"reason": reason} if reason else None)
 
@@ -200,8 +197,9 @@ class Administration:
 
     def _expiry(self, worker: Worker) -> float:
         standing = self._standings.of(worker)
-        left_alone = standing.updating or self._standings.is_paused(worker)
-        if standing.failed or not left_alone or self._operations.is_busy(worker):
+        paused = standing.paused == "trainer" if standing.failed else self._standings.is_paused(worker)
+        left_alone = standing.updating or paused
+        if not left_alone or self._operations.is_busy(worker):
             return float("inf")
         return standing.touched + self._settings.lease
 
@@ -225,8 +223,10 @@ class Administration:
             await self.updating.abandon(operation, broken)
             for worker in broken:
                 self._standings.fail(worker, f"its trainer was silent for {seconds:g} s in the middle of a weight update")
-            for worker in workers:
+            self._standings.let_go_of(workers)
+            sound = [worker for worker in workers if not self._standings.of(worker).failed]
+            for worker in sound:
                 self._standings.of(worker).waits = False
-            await self.pausing.start_again(operation, [worker for worker in workers if worker not in broken])
+            await self.pausing.start_again(operation, sound)
 
         await self._operations.do("lease_ended", workers, work, by="headrace")

@@ -41,7 +41,7 @@ class CurrentWeights:
 
     def of(self, worker: Worker) -> Weights | None:
         """What the worker should have; `None` when there was no update."""
-        return self._of.get(self._whose(worker))
+        return self._of.get(self.whose(worker))
 
     def next_number(self) -> int:
         """The number of an update that has just been completed."""
@@ -51,7 +51,7 @@ class CurrentWeights:
     def replace(self, weights: Weights, updated: Iterable[Worker], asked: Iterable[Worker]) -> None:
         """`updated` have these now. They are everybody's when all workers of the cohort or the model are among the `asked`."""
         asked = set(asked)
-        for whose in {self._whose(worker) for worker in updated}:
+        for whose in {self.whose(worker) for worker in updated}:
             everybody = self._everybody(whose)
             if asked.issuperset(everybody):
                 self._put(whose, weights, everybody)
@@ -64,17 +64,18 @@ class CurrentWeights:
             if everybody and labelled.issuperset(everybody) and weights.version != version:
                 self._put(whose, msgspec.structs.replace(weights, version=version), everybody)
 
+    def whose(self, worker: Worker) -> str:
+        """Those with the same have the same weights: the members of a cohort, and the other workers of a model."""
+        cohort = self._cohorts.name_of(worker)
+        return f"cohort {cohort}" if cohort else f"model {worker.models[0]}"
+
     def describe(self) -> dict[str, dict[str, Any]]:
         """Its part of `GET /fleet`."""
         return {whose: {"version": weights.version, "transport": weights.transport or None} for whose, weights in self._of.items()}
 
     def _everybody(self, whose: str) -> list[Worker]:
-        return [worker for worker in self._fleet.workers.values() if worker.is_there and self._whose(worker) == whose]
+        return [worker for worker in self._fleet.workers.values() if worker.is_there and self.whose(worker) == whose]
 
     def _put(self, whose: str, weights: Weights, workers: Iterable[Worker]) -> None:
         self._of[whose] = weights
         self._journal.add("weights", [worker.id for worker in workers], by="headrace", of=whose, weights=msgspec.to_builtins(weights))
-
-    def _whose(self, worker: Worker) -> str:
-        cohort = self._cohorts.name_of(worker)
-        return f"cohort {cohort}" if cohort else f"model {worker.models[0]}"

@@ -47,14 +47,12 @@ class Latecomers:
                 self._report(worker, error.message)
         elif standing.late:
             self._report(worker, standing.failed)
-        elif standing.left_frozen and not standing.failed:
+        elif standing.is_frozen:
             await self._operations.do("left_paused", [worker], lambda operation: self._resume(operation, worker), by="headrace")
 
     def _report(self, worker: Worker, reason: str) -> None:
         log.error("fleet.late", worker=worker.id, reason=reason, release=f"POST /fleet/workers/{worker.id}/release")
 
     async def _resume(self, operation: Operation, worker: Worker) -> None:
-        """A headrace before this one has paused it for an update, and ended before its weights were touched."""
-        standing = self._standings.of(worker)
-        if standing.left_frozen and not standing.failed:
-            await self._pausing.start_again(operation, [worker])
+        """Those that were paused with it have gone on; or a headrace before this one has paused it, and ended before its weights came."""
+        await self._pausing.go_on(operation, [worker])

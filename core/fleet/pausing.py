@@ -9,7 +9,6 @@ import trio
 from core.errors import CallError
 from core.fleet.control import ControlFailed, PauseMode, WorkerControl
 from core.fleet.operations import FleetFailed, Operation, Operations, told
-from core.fleet.standing import Standing
 from core.fleet.standings import Standings
 from core.fleet.worker import Worker
 from core.settings import AdministrationSettings
@@ -51,6 +50,7 @@ class Pausing:
             await self.stop(operation, running, mode, clear_cache=clear_cache, also=again)
             for worker in again:
                 self._standings.of(worker).paused = "trainer"
+                self._standings.show(worker)
 
         await self._operations.do("pause", workers, work, by=by, same=f"{mode} {clear_cache}")
 
@@ -109,7 +109,7 @@ class Pausing:
         running = [worker for worker in running if worker not in found]
         for worker in running:
             standing = self._standings.of(worker)
-            standing.paused, standing.left_frozen = "trainer" if standing.waits else "update", False
+            standing.paused, standing.left_frozen = "update", False
             self._standings.show(worker)
         self._standings.note_frozen()
         await self.stop(operation, running, mode, clear_cache=clear_cache, also=found, scope=scope)
@@ -138,14 +138,19 @@ class Pausing:
         return resumed.failures
 
     async def go_on(self, operation: Operation, workers: Iterable[Worker]) -> None:
-        """Resume, as a part of an operation, those workers that were paused for an update."""
-        paused = [worker for worker in workers if self._standings.of(worker).paused == "update"]
-        if paused:
-            await self.start_again(operation, paused)
+        """Resume, as a part of an operation, those workers that were paused for an update, and that wait for nobody that isn't."""
+        frozen: list[Worker] = []
+        for worker in workers:
+            standing = self._standings.of(worker)
+            standing.waits &= self._standings.is_held_back(worker)
+            if standing.is_frozen:
+                frozen.append(worker)
+        if frozen:
+            await self.start_again(operation, frozen)
 
     async def leave(self, workers: Sequence[Worker]) -> None:
         """Headrace ends: resume those that it has paused for an update, and whose weights are whole. Nothing else may run on them."""
-        frozen = [worker for worker in workers if self._is_frozen(self._standings.of(worker))]
+        frozen = [worker for worker in workers if self._standings.of(worker).is_frozen]
         if frozen:
             await self.start_again(Operation("left_paused", frozen, "headrace"), frozen)
 
@@ -157,6 +162,7 @@ class Pausing:
 
         async def work(operation: Operation) -> None:
             self._demand_whole(operation, workers)
+            self._standings.let_go_of(workers)
             sound = self._sound(operation, workers)
             if asleep := [worker.id for worker in sound if self._standings.of(worker).asleep]:
                 text = f"{operation.name}: {', '.join(asleep)} sleep: wake them up first (/wake_up), which resumes them, too"
@@ -221,9 +227,6 @@ class Pausing:
             return not any(paused.good.values())
 
         return await self._operations.do("wake_up", workers, work, by=by, same=" ".join(tags))
-
-    def _is_frozen(self, standing: Standing) -> bool:
-        return (standing.paused == "update" or standing.left_frozen) and not (standing.updating or standing.failed or standing.asleep)
 
     def _is_still(self, worker: Worker) -> bool:
         standing = self._standings.of(worker)

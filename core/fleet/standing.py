@@ -17,7 +17,7 @@ class Standing:
         self.paused: Literal["", "trainer", "update"] = ""
         #: A headrace before this one has paused it for an update, and nobody else will resume it.
         self.left_frozen = False
-        #: It came while the others were paused, and takes calls when they do; its engine runs.
+        #: It came, or was whole again, while the others were paused, and goes on when they do; its engine may run.
         self.waits = False
         self.asleep = False
         #: It was there before this headrace was. When it is found paused then, whoever has paused it may be no more.
@@ -50,3 +50,9 @@ class Standing:
         self.group: Cohort | None = None
         #: When somebody last asked for something, and since when it is there, on trio's clock.
         self.touched = self.since = trio.current_time()
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether nobody but headrace will resume its engine, and nothing is against that."""
+        ours = self.paused == "update" or self.left_frozen
+        return ours and not (self.updating or self.spoiled or self.asleep or self.waits)

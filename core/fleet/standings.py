@@ -1,7 +1,7 @@
 """The standings of the fleet's workers, and the states that headrace holds these in, which follow."""
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -104,13 +104,13 @@ class Standings:
         self.show(worker)
 
     def take_out(self, worker: Worker, reason: str) -> None:
-        """Quarantine a worker whatever its weights are, and whatever becomes of them, until it is released."""
+        """Quarantine a worker whatever its weights are, and whatever becomes of them, until it is released; an update goes on there."""
         standing = self.of(worker)
-        standing.by_hand = reason
-        spoiled = None if standing.updating else set(standing.spoiled)
-        self.fail(worker, reason)
-        if spoiled is not None:
-            standing.spoiled = spoiled
+        standing.by_hand = standing.failed = reason
+        standing.waits, standing.late = False, False
+        log.error("fleet.quarantined", worker=worker.id, reason=reason)
+        self._note(worker)
+        self.show(worker)
 
     def drain(self, worker: Worker, reason: str) -> None:
         """Give it no more calls, for that reason; with none, give it calls again as far as nothing else is against that."""
@@ -132,14 +132,12 @@ class Standings:
         standing = self.of(worker)
         return standing.updating, standing.received, standing.session, standing.draft, standing.opened
 
-    def rejoin(self, workers: Iterable[Worker]) -> None:
-        """A quarantined worker whose trainer has resumed the others goes on with them, once it is whole."""
-        sound = [worker for worker in workers if not self.of(worker).failed]
-        if any(self.of(worker).paused == "trainer" for worker in sound):
-            return
+    def let_go_of(self, workers: Iterable[Worker]) -> None:
+        """A trainer's pause ends for those, too, that aren't resumed as they are quarantined: headrace does that when they are whole."""
         for worker in workers:
-            if self.of(worker).failed and self.of(worker).paused:
+            if self.of(worker).failed and self.of(worker).paused == "trainer":
                 self.of(worker).paused = "update"
+        self.note_frozen()
 
     def take_back(self, worker: Worker, before: tuple[bool, bool, bool, bool, Opened | None]) -> None:
         """Nothing has begun: `before` is what `weights` gave."""
@@ -161,17 +159,23 @@ class Standings:
         self._leave(worker)
         if weights is not None:
             standing.weights = weights
-        if not standing.spoiled:
+        if standing.failed and not standing.spoiled:
             standing.failed, standing.late = standing.by_hand, False
+            standing.waits = standing.paused != "trainer" and self.is_held_back(worker)
         self._note(worker)
         self.show(worker)
 
     def accept(self, worker: Worker) -> None:
-        """Whatever its weights are, somebody answers for them."""
-        current = self.current.of(worker)
-        self.of(worker).spoiled.clear()
-        self.of(worker).by_hand = ""
-        self.mend(worker, current.number if current else self.of(worker).weights)
+        """Whatever its weights are, somebody answers for them; one in the middle of an update stays in it."""
+        standing, current = self.of(worker), self.current.of(worker)
+        standing.by_hand = standing.failed = ""
+        if not standing.updating:
+            standing.spoiled.clear()
+            standing.late = False
+            standing.weights = current.number if current else standing.weights
+            standing.waits = standing.paused != "trainer" and self.others_are_held(worker)
+        self._note(worker)
+        self.show(worker)
 
     def renew(
         self,
@@ -201,7 +205,8 @@ class Standings:
 
     def note_frozen(self) -> None:
         """Let the journal know whom headrace itself has paused: it may end before it resumes them."""
-        frozen = {id_: standing.instance for id_, standing in self._of.items() if standing.paused == "update" or standing.left_frozen}
+        ours = [(id_, one) for id_, one in self._of.items() if one.left_frozen or (one.paused == "update" and not one.waits)]
+        frozen = {id_: standing.instance for id_, standing in ours}
         frozen = {**{id_: instance for id_, instance in self._frozen.items() if id_ not in self._of}, **frozen}
         if frozen != self._frozen:
             self._frozen = frozen
@@ -219,10 +224,10 @@ class Standings:
             self._fleet.hold(worker, "updating", standing.blocked_by or "a weight update is running")
         elif standing.asleep:
             self._fleet.hold(worker, "paused", "it sleeps")
+        elif standing.waits and standing.paused != "trainer":
+            self._fleet.hold(worker, "paused", "it waits for the others, which are paused")
         elif standing.paused:
             self._fleet.hold(worker, "paused", f"by {'a trainer' if standing.paused == 'trainer' else 'a weight update'}")
-        elif standing.waits:
-            self._fleet.hold(worker, "paused", "it waits for the others, which are paused")
         elif standing.draining:
             self._fleet.hold(worker, "draining", standing.draining)
         elif worker.hold:
@@ -269,7 +274,7 @@ class Standings:
         if noted := self._journal.last_state(worker.id, instance):  # a headrace before this one knew it
             standing.weights, standing.late = noted.get("weights", 0), noted.get("late", False)
             standing.by_hand, standing.draining = noted.get("by_hand", ""), noted.get("draining", "")
-            standing.session = noted["state"] != "whole"
+            standing.session = noted.get("session", noted["state"] != "whole")
             if noted["state"] == "quarantined":
                 standing.failed = noted["reason"]
             elif noted["state"] == "updating":
@@ -303,9 +308,20 @@ class Standings:
         return bool(standing.failed) or standing.since > since or (version is not None and worker.policy_version == version)
 
     def others_are_held(self, worker: Worker) -> bool:
-        """Whether somebody has paused the workers of the same model, or updates them."""
-        others = (w for w in self._fleet.workers.values() if w is not worker and set(w.models) & set(worker.models) and w.hold)
-        return any((self.of(other).paused or self.of(other).updating) and not self.of(other).failed for other in others)
+        """Whether somebody has paused the others of its cohort, or of its model, or updates them."""
+        return any(
+            standing.paused == "trainer" or ((standing.updating or standing.paused) and not (standing.failed or standing.waits))
+            for standing in self._others(worker)
+        )
+
+    def is_held_back(self, worker: Worker) -> bool:
+        """Whether a trainer has paused the others, and would find this one running."""
+        return any(standing.paused == "trainer" for standing in self._others(worker))
+
+    def _others(self, worker: Worker) -> Iterable[Standing]:
+        whose = self.current.whose(worker)
+        held = (other for other in self._fleet.workers.values() if other.hold and other.is_there and other is not worker)
+        return (self.of(other) for other in held if self.current.whose(other) == whose)
 
     def let_go(self) -> None:
         """Whoever has waited for others goes on when these do."""
@@ -313,11 +329,8 @@ class Standings:
             if worker.is_there and self.of(worker).waits and not self.others_are_held(worker):
                 self.of(worker).waits = False
                 self.show(worker)
-
-    def trainer_has_paused_others(self, worker: Worker, besides: Collection[Worker]) -> bool:
-        """Whether a trainer has paused workers of the same model that aren't `besides`."""
-        others = (w for w in self._fleet.workers.values() if w not in besides and w.is_there and set(w.models) & set(worker.models))
-        return any(self.of(other).paused == "trainer" and not self.of(other).failed for other in others)
+                if self.of(worker).is_frozen:
+                    self.needy(worker)
 
     def lose(self, worker: Worker, reason: str, started: Opened) -> None:
         """A member of an open update was lost; another process in its place was judged when it came."""
@@ -341,6 +354,7 @@ class Standings:
             state=state,
             reason=standing.failed,
             instance=standing.instance,
+            session=standing.session,
             weights=standing.weights,
             late=standing.late,
             by_hand=standing.by_hand,

@@ -64,7 +64,6 @@ class Transaction:
         if update.transport.grouped:
             self._joining.demand_joined(operation, workers)
         update.phase = "pausing"
-        self._standings.rejoin(workers)
         pausing = trio.CancelScope()
         update.scopes.append(pausing)
         try:
@@ -134,10 +133,6 @@ class Transaction:
             self._standings.renew(updated, update.workers, operation.started, request.version, request.transport, request.options)
         else:
             self._standings.renew(updated, update.workers, operation.started, request.version)
-        for worker in updated:
-            if self._standings.of(worker).paused == "update" and self._standings.trainer_has_paused_others(worker, update.workers):
-                self._standings.of(worker).paused = "trainer"
-                self._standings.show(worker)
 
     def _tell(self, update: Update, failures: dict[Worker, ControlFailed]) -> None:
         for worker in update.workers:

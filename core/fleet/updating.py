@@ -121,8 +121,7 @@ class Updating:
                     if worker not in members and not self._standings.of(worker).failed:
                         self._standings.hold_out(worker, "it came while the other workers were updated")
             self._standings.renew([*finished.good], workers, operation.started, version)
-            # A draft model that is whole again doesn't make the model whole.
-            await self._pausing.go_on(operation, [worker for worker in finished.good if not self._standings.of(worker).spoiled])
+            await self._pausing.go_on(operation, finished.good)
             judge(self._standings, operation, finished, opened)
 
         await self._operations.do("finish_weight_update", workers, work, by=by, same=str(version))
