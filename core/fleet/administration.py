@@ -47,7 +47,7 @@ class Administration:
         self._operations = Operations(settings, self.journal)
         self._operations.ended = self._ended
         self.pausing = Pausing(settings, self._operations, self._standings)
-        self.joining = Joining(self._operations, self._standings)
+        self.joining = Joining(self._operations, self._standings, self.journal)
         self.methods = Methods(self._operations, self._standings, self.pausing, self.joining)
         self.updating = Updating(settings, self._operations, self._standings, self.pausing, self.joining, self.journal)
         transaction = Transaction(settings, self._standings, self.pausing, self.joining, self.updating, self.journal)

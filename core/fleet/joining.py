@@ -1,12 +1,15 @@
 """The group in which a trainer's ranks and the workers' meet: who is in it, and whether it still is what it was."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
+
+import msgspec
 
 from core.errors import CallError
 from core.fleet.cohort import Cohort, instance_of
 from core.fleet.control import WorkerControl
+from core.fleet.journal import Journal
 from core.fleet.operations import FleetFailed, Operation, Operations, digest, in_rank_order
 from core.fleet.standings import Standings
 from core.fleet.worker import Worker
@@ -15,13 +18,23 @@ from core.fleet.worker import Worker
 class Joining:
     """All workers join at the same time, each at its place. No deadline: a group is complete when everybody has come.
 
+    Who is in a group lies in the journal: its members keep it for as long as their processes live, also over a restart of headrace.
+
     Cancellation: what was asked for is done all the same, and recorded.
     Raises: `FleetFailed`.
     """
 
-    def __init__(self, operations: Operations, standings: Standings) -> None:
+    def __init__(self, operations: Operations, standings: Standings, journal: Journal) -> None:
         self._operations = operations
         self._standings = standings
+        self._journal = journal
+        #: By worker, with whom it has joined a trainer's group at last.
+        self._groups: dict[str, Cohort] = {}
+        for entry in journal.facts("group"):
+            if group := entry.detail["group"]:
+                self._groups |= dict.fromkeys(entry.workers, msgspec.convert(group, Cohort))
+            else:
+                self._forget(entry.workers)
 
     async def join(self, workers: Sequence[Worker], info: Callable[[Cohort, int], Mapping[str, Any]], *, by: str) -> None:
         """Let every worker join the trainer's group; `info` makes the `init_info` of a member of the cohort, by its index.
@@ -49,7 +62,7 @@ class Joining:
 
     def demand_group(self, operation: Operation, workers: Sequence[Worker]) -> bool:
         """Whether the workers are in a group. One that isn't what it was would wait for ever for who is missing: then it raises."""
-        groups = [group for worker in workers if (group := self._standings.of(worker).group)]
+        groups = [group for worker in workers if (group := self._group_of(worker))]
         if not groups:
             return False
         changes = groups[0].changes(self._standings.fleet_workers)
@@ -87,8 +100,7 @@ class Joining:
                 joined = await operation.ask(workers, join, deadline=None)
             finally:
                 self._standings.block(workers, "")
-            for worker in workers:
-                self._standings.of(worker).group = None if joined.failures else cohort
+            self._note(workers, None if joined.failures else cohort, by)
             if joined.failures:
                 failed = FleetFailed(operation.name, joined.failures, "The group is incomplete: let all of them join again")
                 if joined.good:  # a 404 says that no engine has such a method
@@ -97,3 +109,21 @@ class Joining:
             return in_rank_order(joined)
 
         return await self._operations.do(name, workers, work, by=by, same=same)
+
+    def _group_of(self, worker: Worker) -> Cohort | None:
+        """The group that this process is in."""
+        group = self._groups.get(worker.id)
+        here = (worker.id, instance_of(worker))
+        return group if group and any((member.id, member.instance) == here for member in group.members) else None
+
+    def _note(self, workers: Sequence[Worker], group: Cohort | None, by: str) -> None:
+        ids = [worker.id for worker in workers]
+        if group:
+            self._groups |= dict.fromkeys(ids, group)
+        else:
+            self._forget(ids)
+        self._journal.add("group", ids, by=by, of=" ".join(ids), group=msgspec.to_builtins(group))
+
+    def _forget(self, ids: Iterable[str]) -> None:
+        for id_ in ids:
+            self._groups.pop(id_, None)

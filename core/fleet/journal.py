@@ -19,12 +19,12 @@ log = structlog.stdlib.get_logger()
 KEPT: Final = 1000
 #: What holds until the next entry of its kind about the same: these are known however old they are. `detail["of"]` says about what; a
 #: `state` is about its one worker.
-FACTS: Final = ("state", "cohort", "weights", "frozen")
+FACTS: Final = ("state", "cohort", "weights", "frozen", "group")
 _SCHEMA: Final = "CREATE TABLE IF NOT EXISTS entries (at REAL, what TEXT, by TEXT, workers TEXT, detail TEXT)"
 _SELECT: Final = "SELECT at, what, by, workers, detail FROM entries ORDER BY rowid DESC LIMIT ?"
 _SELECT_FACTS: Final = """
     SELECT at, what, by, workers, detail FROM entries WHERE rowid IN (
-        SELECT max(rowid) FROM entries WHERE what IN ('state', 'cohort', 'weights', 'frozen')
+        SELECT max(rowid) FROM entries WHERE what IN ('state', 'cohort', 'weights', 'frozen', 'group')
         GROUP BY what, ifnull(json_extract(detail, '$.of'), workers)
     ) ORDER BY rowid
 """
@@ -37,7 +37,8 @@ class Entry(Struct, frozen=True):
 
     at: float
     #: An operation (`pause`, `update_weights`, …), `state` for what became of one worker, `cohort` for who is in one, `weights` for those
-    #: that a cohort or the workers of a model have now, `frozen` for whom headrace has paused for an update.
+    #: that a cohort or the workers of a model have now, `frozen` for whom headrace has paused for an update, `group` for who has joined
+    #: a trainer's group.
     what: str
     by: str
     workers: tuple[str, ...]

@@ -4,7 +4,6 @@ from typing import Literal
 
 import trio
 
-from core.fleet.cohort import Cohort
 from core.fleet.opened import Opened
 
 
@@ -46,8 +45,6 @@ class Standing:
         self.draining = ""
         #: What blocks its engine just now.
         self.blocked_by = ""
-        #: With whom it has joined a trainer's group.
-        self.group: Cohort | None = None
         #: When somebody last asked for something, and since when it is there, on trio's clock.
         self.touched = self.since = trio.current_time()
 

@@ -468,6 +468,42 @@ async def test_a_part_of_a_group_is_not_updated_and_the_others_are_not_said_to_b
         assert [engine.asked for engine in fleet.engines] == [["init"], ["init"]]
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda fleet: None, ""),
+        (lambda fleet: fleet.rig.move(fleet.workers[1], "gone"), "w1 is gone"),
+        (lambda fleet: restart(fleet, fleet.workers[1]), "w1 was replaced by another process"),
+    ],
+)
+async def test_a_new_headrace_knows_the_group_with_a_journal(tmp_path, change, words):
+    path = str(tmp_path / "journal.sqlite")
+    async with administered(1, 1, 1, journal=path) as fleet:
+        await fleet.joining.join(fleet.workers, numbered, by="me")
+        await fleet.joining.join(fleet.workers[:2], numbered, by="me")
+        await fleet.administration.journal.flush()
+    async with administered(1, 1, 1, journal=path) as fleet:
+        change(fleet)
+        both = [worker for worker in fleet.workers[:2] if worker.is_there]
+        if words:
+            with pytest.raises(CallError, match=f"the trainer's group has changed: {words}. Let all join again"):
+                await fleet.updating.start(both, by="me")
+        else:
+            await fleet.updating.start(both, by="me")
+
+
+async def test_a_new_headrace_knows_that_a_group_came_to_nothing(tmp_path):
+    path = str(tmp_path / "journal.sqlite")
+    async with administered(journal=path) as fleet:
+        await fleet.joining.join(fleet.workers, numbered, by="me")
+        fleet.engines[1].fails["init"] = [broken("timed out")]
+        with pytest.raises(FleetFailed):
+            await fleet.joining.join(fleet.workers, numbered, by="me")
+        await fleet.administration.journal.flush()
+    async with administered(journal=path) as fleet:
+        await fleet.updating.start(fleet.workers[:1], by="me")
+
+
 async def test_a_group_that_one_could_not_join_is_none():
     async with administered() as fleet:
         fleet.engines[1].fails["init"] = [broken("timed out")]
