@@ -3,10 +3,12 @@
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
 from tests import workers
+from tests.proxy import RunningProxy, headrace
 from tests.workers import RunningWorker
 
 Pair = tuple[RunningWorker, RunningWorker]
@@ -24,3 +26,16 @@ def two_engines() -> Iterator[Pair]:
         # Both at once: each takes half a minute and more to start.
         started = [pool.submit(stack.enter_context, workers.receiving_engine()) for _ in range(2)]
         yield started[0].result(), started[1].result()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where checkpoints may lie."""
+    return tmp_path_factory.mktemp("weights")
+
+
+@pytest.fixture(scope="module")
+def reading_proxy(two_engines: Pair, folder: Path) -> Iterator[RunningProxy]:
+    """headrace in front of two engines that read the checkpoints in the folder."""
+    with headrace(*two_engines, settings=f'[plugins.weights-filesystem]\nallowed_paths = ["{folder}"]') as proxy:
+        yield proxy

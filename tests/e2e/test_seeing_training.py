@@ -1,7 +1,6 @@
 """Training with pictures: after each step the workers that see say what the trainer's own model says."""
 
 import json
-import os
 import subprocess
 from pathlib import Path
 
@@ -10,10 +9,9 @@ import pytest
 from tests import workers
 from tests.proxy import headrace
 from tests.workers import components
+from tests.workers.modules import in_engine
 
 pytestmark = pytest.mark.real
-
-_PROJECT = Path(__file__).parents[2]
 
 
 def test_after_each_of_three_steps_the_worker_says_to_each_picture_what_the_trainer_says(tmp_path: Path):
@@ -21,10 +19,8 @@ def test_after_each_of_three_steps_the_worker_says_to_each_picture_what_the_trai
         pytest.skip(f"no engine with a model that sees here: {reason}")
     settings = f'[plugins.weights-filesystem]\nallowed_paths = ["{tmp_path}"]'
     with workers.seeing_engine() as worker, headrace(worker, settings=settings) as proxy:
-        python = components.engine_environment() / "bin" / "python"
-        command = [python, "-m", "tests.e2e.training_seeing", proxy.url, components.variant_models() / "vision", tmp_path, "3"]
-        variables = {"PYTHONPATH": str(_PROJECT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-        run = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=300, check=False)
+        command = in_engine("tests.e2e.training_seeing", proxy.url, components.variant_models() / "vision", tmp_path, 3)
+        run = subprocess.run(**command, capture_output=True, text=True, timeout=300, check=False)
         assert run.returncode == 0, run.stderr
         assert proxy.states() == {"w0": "ready"}
     steps = [json.loads(line) for line in run.stdout.splitlines()]

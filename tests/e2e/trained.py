@@ -1,7 +1,6 @@
 """A fleet of two real engines, and a trainer that trains: after each step both say what the trainer's own model says."""
 
 import json
-import os
 import select
 import subprocess
 import time
@@ -14,9 +13,9 @@ import httpx
 
 from tests import workers
 from tests.e2e.prompts import LENGTH, PROMPTS
-from tests.workers import RunningWorker, components
+from tests.workers import RunningWorker
+from tests.workers.modules import in_engine
 
-_PROJECT = Path(__file__).parents[2]
 _PATIENCE = 180
 
 
@@ -56,15 +55,10 @@ class RunningTrainer:
 @contextmanager
 def training(url: str, publisher: str, folder: Path) -> Iterator[RunningTrainer]:
     """Run a trainer that publishes to the headrace at `url`."""
-    python = components.engine_environment() / "bin" / "python"
     log = folder / "trainer.log"
-    command = [python, "-m", "tests.e2e.training", url, publisher, workers.checkpoint(0), folder]
-    path = os.pathsep.join([str(_PROJECT), str(components.nixl_packages())])
-    environment = os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "NIXL_LOG_LEVEL": "WARN"}
+    command = in_engine("tests.e2e.training", url, publisher, workers.checkpoint(0), folder, nixl=True)
     with log.open("w") as errors:
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment, cwd=_PROJECT, text=True
-        )
+        process = subprocess.Popen(**command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True)
     with process:
         try:
             yield RunningTrainer(process, log)

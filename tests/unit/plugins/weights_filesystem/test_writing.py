@@ -1,19 +1,15 @@
 """What the trainer's end writes, and when; see `scenarios`."""
 
 import json
-import os
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests import workers
-from tests.workers import components
+from tests.workers.modules import in_engine
 
 pytestmark = pytest.mark.real
-
-_PROJECT = Path(__file__).parents[4]
 
 
 @pytest.fixture(scope="module")
@@ -21,10 +17,8 @@ def came(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What came of it."""
     if reason := workers.why_not("engine"):
         pytest.skip(f"no torch here: {reason}")
-    python = components.engine_environment() / "bin" / "python"
-    environment = os.environ | {"PYTHONPATH": str(_PROJECT), "OMP_NUM_THREADS": "1"}
-    command = [python, "-m", "tests.unit.plugins.weights_filesystem.scenarios", tmp_path_factory.mktemp("weights")]
-    done = subprocess.run(command, capture_output=True, env=environment, timeout=120, check=False)
+    scenarios = in_engine(f"{__package__}.scenarios", tmp_path_factory.mktemp("weights"))
+    done = subprocess.run(**scenarios, capture_output=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr.decode()
     return json.loads(done.stdout)
 

@@ -27,6 +27,7 @@ from plugins.publishing import PublishFailed
 from plugins.weights_nccl import worker as worker_module
 from plugins.weights_nccl.trainer import BroadcastPublisher
 from plugins.weights_nccl.worker import BroadcastReceiver
+from tests.unit.plugins.tensors import same
 
 #: Seconds for a scenario, of which the longest takes five; after that it says where it is, and ends.
 _PATIENCE = 200.0
@@ -172,12 +173,6 @@ def before_message(number: int, do: Callable[[], Any]) -> Iterator[None]:
 
 def interrupt() -> None:
     raise KeyboardInterrupt
-
-
-def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
-    return list(one) == list(other) and all(
-        one[name].dtype == other[name].dtype and one[name].shape == other[name].shape and one[name].equal(other[name]) for name in one
-    )
 
 
 # --- the scenarios ---------------------------------------------------------------------------------------------------------------

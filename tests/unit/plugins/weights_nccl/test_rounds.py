@@ -1,20 +1,16 @@
 """What the trainer's and the workers' end of a broadcast do with each other, and when one of them fails; see `scenarios`."""
 
 import json
-import os
 import re
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests import workers
-from tests.workers import components
+from tests.workers.modules import in_engine
 
 pytestmark = pytest.mark.real
-
-_PROJECT = Path(__file__).parents[4]
 
 
 @pytest.fixture(scope="module")
@@ -22,13 +18,10 @@ def came(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What came of each scenario."""
     if reason := workers.why_not("engine"):
         pytest.skip(f"no torch here: {reason}")
-    python = components.engine_environment() / "bin" / "python"
     log = tmp_path_factory.mktemp("rounds") / "log"
-    environment = os.environ | {"PYTHONPATH": str(_PROJECT), "OMP_NUM_THREADS": "1"}
-    command = [python, "-m", "tests.unit.plugins.weights_nccl.scenarios"]
     with log.open("w") as errors:
         # Without a time-out: each scenario has its own, after which its threads say where they are.
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=errors, env=environment, check=False)
+        done = subprocess.run(**in_engine(f"{__package__}.scenarios"), stdout=subprocess.PIPE, stderr=errors, check=False)
     assert done.returncode == 0, log.read_text()[-5000:]
     return dict(json.loads(line) for line in done.stdout.splitlines())
 

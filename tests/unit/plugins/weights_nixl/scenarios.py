@@ -24,6 +24,7 @@ from torch import Tensor
 from plugins.weights_nixl import worker as worker_module
 from plugins.weights_nixl.trainer import NixlPublisher
 from plugins.weights_nixl.worker import NixlPull, PullFailed
+from tests.unit.plugins.tensors import same
 
 WEIGHTS = {f"layer.{number}": torch.full((1000, 100), float(number)) for number in range(8)}
 #: Of one of these layers.
@@ -67,12 +68,6 @@ def failure(rank: Rank, options: Mapping[str, Any], **limits: Any) -> str:
     except PullFailed as failed:
         return str(failed)
     raise AssertionError("it did not fail")
-
-
-def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
-    return list(one) == list(other) and all(
-        one[name].dtype == other[name].dtype and one[name].shape == other[name].shape and one[name].equal(other[name]) for name in one
-    )
 
 
 # --- the scenarios ---------------------------------------------------------------------------------------------------------------

@@ -1,20 +1,18 @@
 """Workers read a trainer's memory over NIXL: the scenarios of `scenarios.py`, each in a process that has torch."""
 
 import json
-import os
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.workers import components
+from tests.workers.modules import in_engine
 
 pytestmark = pytest.mark.real
 
 #: Before the line that counts.
 RESULT = "result: "
-_PROJECT = Path(__file__).parents[4]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -24,10 +22,8 @@ def _nixl() -> None:
 
 
 def outcome(scenario: str) -> Any:
-    path = os.pathsep.join([str(_PROJECT), str(components.nixl_packages())])
-    environment = os.environ | {"PYTHONPATH": path, "NIXL_LOG_LEVEL": "WARN", "OMP_NUM_THREADS": "1"}
-    command = [components.engine_environment() / "bin" / "python", "-m", f"{__package__}.scenarios", scenario]
-    run = subprocess.run(command, env=environment, cwd=_PROJECT, capture_output=True, text=True, timeout=180, check=False)
+    command = in_engine(f"{__package__}.scenarios", scenario, nixl=True)
+    run = subprocess.run(**command, capture_output=True, text=True, timeout=180, check=False)
     assert run.returncode == 0, run.stderr
     # UCX writes its warnings to standard output, too.
     [line] = [line for line in run.stdout.splitlines() if line.startswith(RESULT)]
