@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ import pytest
 
 from tests import workers
 from tests.faults.clients import body, call
+from tests.faults.conftest import Pair
 from tests.faults.oracle import INIT, UPDATE, by_path, by_steps, first_token, tokens_by_version, watched
 from tests.faults.test_updates import calls, generate, get, go_on, hammered, post, succeed
 from tests.proxy import RunningProxy, headrace, wait_for
@@ -33,24 +34,6 @@ interval = 0.1
 allowed_paths = ["/checkpoints"]
 shared_files = false
 """
-
-Pair = tuple[RunningProxy, RunningWorker, RunningWorker]
-
-
-@pytest.fixture
-def pair() -> Iterator[Pair]:
-    """headrace in front of two stand-ins."""
-    with workers.stand_in() as a, workers.stand_in() as b, headrace(a, b, settings=SETTINGS) as proxy:
-        yield proxy, a, b
-
-
-@pytest.fixture
-def scripted() -> Iterator[Pair]:
-    """headrace in front of two real servers with scripted engines, of one rank and of three."""
-    if reason := workers.why_not("scripted"):
-        pytest.skip(f"no scripted worker here: {reason}")
-    with workers.scripted() as a, workers.scripted(world_size=3) as b, headrace(a, b, settings=SETTINGS) as proxy:
-        yield proxy, a, b
 
 
 def asked(version: str, **more: Any) -> dict[str, Any]:
@@ -228,8 +211,8 @@ def test_an_update_that_only_prepares_holds_up_no_end(tmp_path: Path):
 
 
 @pytest.mark.real
-def test_an_end_while_workers_pause_leaves_nobody_paused(scripted: Pair):
-    proxy, *both = scripted
+def test_an_end_while_workers_pause_leaves_nobody_paused(scripted_pair: Pair):
+    proxy, *both = scripted_pair
     with ThreadPoolExecutor(2) as pool:
         long = pool.submit(call, proxy, body([Behaviour.SLOW, 5], 100))
         wait_for(lambda: proxy.in_flight() == 1)
@@ -260,8 +243,8 @@ def test_an_end_in_the_middle_of_an_update_is_told_to_whoever_waits_and_runs_nob
 
 
 @pytest.mark.real
-def test_one_that_refuses_to_pause_leaves_nobody_paused_and_nobody_updated(scripted: Pair):
-    proxy, *both = scripted
+def test_one_that_refuses_to_pause_leaves_nobody_paused_and_nobody_updated(scripted_pair: Pair):
+    proxy, *both = scripted_pair
     both[1].order("script_fail", "pause_generation")
     with hammered(proxy) as count:
         response = update(proxy, "7")
@@ -273,8 +256,8 @@ def test_one_that_refuses_to_pause_leaves_nobody_paused_and_nobody_updated(scrip
 
 
 @pytest.mark.real
-def test_one_that_is_given_up_while_a_long_call_is_waited_for_leaves_nobody_paused_and_nobody_updated(scripted: Pair):
-    proxy, *both = scripted
+def test_one_that_is_given_up_while_a_long_call_is_waited_for_leaves_nobody_paused_and_nobody_updated(scripted_pair: Pair):
+    proxy, *both = scripted_pair
     with ThreadPoolExecutor(1) as pool:
         long = pool.submit(call, proxy, body([Behaviour.SLOW, 5], 100))
         wait_for(lambda: proxy.in_flight() == 1)
@@ -292,8 +275,8 @@ def test_one_that_is_given_up_while_a_long_call_is_waited_for_leaves_nobody_paus
 
 
 @pytest.mark.real
-def test_who_fails_is_quarantined_and_the_others_go_on_until_the_next_update_mends_it(scripted: Pair):
-    proxy, _, b = scripted
+def test_who_fails_is_quarantined_and_the_others_go_on_until_the_next_update_mends_it(scripted_pair: Pair):
+    proxy, _, b = scripted_pair
     b.order("script_fail", "reload_weights")
     with hammered(proxy) as count:
         response = update(proxy, "7")
@@ -308,8 +291,8 @@ def test_who_fails_is_quarantined_and_the_others_go_on_until_the_next_update_men
 
 
 @pytest.mark.real
-def test_who_dies_in_an_update_is_named_and_the_others_go_on(scripted: Pair):
-    proxy, a, b = scripted
+def test_who_dies_in_an_update_is_named_and_the_others_go_on(scripted_pair: Pair):
+    proxy, a, b = scripted_pair
     b.order("script_stall", "reload_weights", 20.0)
     with hammered(proxy) as count:
         id_ = post(proxy, "/fleet/updates", asked("7")).json()["id"]
@@ -325,8 +308,8 @@ def test_who_dies_in_an_update_is_named_and_the_others_go_on(scripted: Pair):
 
 
 @pytest.mark.real
-def test_what_is_posted_twice_is_done_once(scripted: Pair):
-    proxy, *both = scripted
+def test_what_is_posted_twice_is_done_once(scripted_pair: Pair):
+    proxy, *both = scripted_pair
     both[1].order("script_stall", "reload_weights", 1.0)
     with hammered(proxy):
         ids = [post(proxy, "/fleet/updates", asked("7")).json()["id"] for _ in range(2)]
@@ -336,8 +319,8 @@ def test_what_is_posted_twice_is_done_once(scripted: Pair):
 
 
 @pytest.mark.real
-def test_all_get_their_weights_at_the_same_time(scripted: Pair):
-    proxy, *both = scripted
+def test_all_get_their_weights_at_the_same_time(scripted_pair: Pair):
+    proxy, *both = scripted_pair
     for worker in both:
         worker.order("script_stall", "reload_weights", 1.5)
     id_ = post(proxy, "/fleet/updates", asked("7")).json()["id"]

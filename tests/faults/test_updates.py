@@ -18,24 +18,6 @@ SETTINGS = "[probe]\ninterval = 0.1\n"
 UPDATE = {"update_info": {"names": ["w"], "dtype_names": ["float32"], "shapes": [[1]]}}
 INIT = {"master_address": "127.0.0.1", "master_port": 1, "rank_offset": 1}
 
-Pair = tuple[RunningProxy, RunningWorker, RunningWorker]
-
-
-@pytest.fixture
-def pair() -> Iterator[Pair]:
-    """headrace in front of two stand-ins."""
-    with workers.stand_in() as a, workers.stand_in() as b, headrace(a, b, settings=SETTINGS) as proxy:
-        yield proxy, a, b
-
-
-@pytest.fixture
-def scripted_pair() -> Iterator[Pair]:
-    """headrace in front of two real servers with scripted engines, of one rank and of three."""
-    if reason := workers.why_not("scripted"):
-        pytest.skip(f"no scripted worker here: {reason}")
-    with workers.scripted() as a, workers.scripted(world_size=3) as b, headrace(a, b, settings=SETTINGS) as proxy:
-        yield proxy, a, b
-
 
 def post(proxy: RunningProxy, path: str, body: Any = None, *, timeout: float = 30.0) -> httpx.Response:
     return httpx.post(f"{proxy.url}{path}", json=body, timeout=timeout)

@@ -1,6 +1,7 @@
 """Calls over a worker's HTTP server, with the exact answers of vLLM 0.33 and 0.31."""
 
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 
 import httpx
 import msgspec
@@ -355,6 +356,18 @@ async def test_an_error_event_ends_the_stream():
         await stream(events(error))
 
 
+@asynccontextmanager
+async def lane_over_a_socket(serve: Callable[[trio.SocketStream], Awaitable[None]]) -> AsyncIterator[HttpLane]:
+    """A lane to a server that does this with each connection."""
+    async with trio.open_nursery() as nursery:
+        [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        nursery.start_soon(trio.serve_listeners, serve, [listener])
+        port = listener.socket.getsockname()[1]
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=None) as client:
+            yield HttpLane(client, can=RUST_HTTP_CAN, max_model_len=100)
+        nursery.cancel_scope.cancel()
+
+
 async def test_releasing_a_stream_resets_it_on_the_worker_while_somebody_reads():
     """Over a real socket: what is shut down is the connection."""
     ended = trio.Event()
@@ -368,22 +381,16 @@ async def test_releasing_a_stream_resets_it_on_the_worker_while_somebody_reads()
             pass
         ended.set()
 
-    async with trio.open_nursery() as nursery:
-        [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        nursery.start_soon(trio.serve_listeners, serve, [listener])
-        port = listener.socket.getsockname()[1]
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=None) as client:
-            lane = HttpLane(client, can=RUST_HTTP_CAN, max_model_len=100)
-            call = make_call(stream=True)
-            async with lane.stream(call, lane.lower(call, 0), 0) as source:
-                assert [output.choice.token_ids for output in await source.receive()] == [[34]]
-                source.release()
-                with trio.fail_after(5):
-                    await ended.wait()
-                    with pytest.raises(WorkerLost):
-                        await source.receive()
-                source.release()
-        nursery.cancel_scope.cancel()
+    async with lane_over_a_socket(serve) as lane:
+        call = make_call(stream=True)
+        async with lane.stream(call, lane.lower(call, 0), 0) as source:
+            assert [output.choice.token_ids for output in await source.receive()] == [[34]]
+            source.release()
+            with trio.fail_after(5):
+                await ended.wait()
+                with pytest.raises(WorkerLost):
+                    await source.receive()
+            source.release()
 
 
 async def test_a_stream_that_was_read_to_its_end_leaves_a_connection_for_the_next():
@@ -400,37 +407,28 @@ async def test_a_stream_that_was_read_to_its_end_leaves_a_connection_for_the_nex
             await wait_all_tasks_blocked()
             await connection.send_all(b"0\r\n\r\n")
 
-    async with trio.open_nursery() as nursery:
-        [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        nursery.start_soon(trio.serve_listeners, serve, [listener])
-        port = listener.socket.getsockname()[1]
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=None) as client:
-            lane = HttpLane(client, can=RUST_HTTP_CAN, max_model_len=100)
-            assert len(await stream(lane)) == 2
-            assert len(await stream(lane)) == 2
-        nursery.cancel_scope.cancel()
+    async with lane_over_a_socket(serve) as lane:
+        assert len(await stream(lane)) == 2
+        assert len(await stream(lane)) == 2
     assert connections == 1
 
 
 async def test_a_cancelled_stream_closes_its_connection():
-    ended = trio.Event()
+    begun, ended = trio.Event(), trio.Event()
 
     async def serve(connection):
         await connection.receive_some()
         await connection.send_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        begun.set()
         with suppress(trio.BrokenResourceError):  # a client that hasn't read the head yet resets the connection
             while await connection.receive_some():
                 pass
         ended.set()
 
-    async with trio.open_nursery() as nursery:
-        [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        nursery.start_soon(trio.serve_listeners, serve, [listener])
-        port = listener.socket.getsockname()[1]
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=None) as client:
-            lane = HttpLane(client, can=RUST_HTTP_CAN, max_model_len=100)
-            with trio.move_on_after(0.05):
-                await stream(lane)
-            with trio.fail_after(5):
-                await ended.wait()
-        nursery.cancel_scope.cancel()
+    async with lane_over_a_socket(serve) as lane:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stream, lane)
+            await begun.wait()
+            nursery.cancel_scope.cancel()
+        with trio.fail_after(5):
+            await ended.wait()
