@@ -1,23 +1,21 @@
 """Prefill and decode workers behind a real headrace: one reply, equal to that of one worker, and nothing left behind when a client dies."""
 
+import contextlib
 import json
 import signal
 import socket
-import time
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
 
 from tests import workers
+from tests.conformance.plugins.handing import PAIR, PATH, PROMPT, ask, body, in_flight, kept, legs, tokens
 from tests.proxy import RunningProxy, Wires, headrace, wait_for
 from tests.workers import RunningWorker
 
-PROMPT = list(range(100, 140))
-PAIR = ("prefill", "decode")
-#: Seconds that a stand-in takes to fetch blocks, and to make a token.
-FETCH, TOKEN = 0.5, 0.05
+#: Seconds that stand-ins take: for a prompt and for blocks, long enough to be met on a slow machine, and for a token.
+READ, FETCH, TOKEN = 1.0, 2.0, 0.05
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +34,7 @@ def pair(request: pytest.FixtureRequest, stand_ins: tuple[RunningWorker, Running
 @pytest.fixture(scope="module")
 def slow() -> Iterator[tuple[RunningProxy, RunningWorker, RunningWorker]]:
     with (
-        workers.stand_in(token_delay=TOKEN, kv_lease=60) as first,
+        workers.stand_in(token_delay=READ, kv_lease=60) as first,
         workers.stand_in(token_delay=TOKEN, kv_transfer_delay=FETCH, kv_lease=60) as second,
         headrace(first, second, roles=PAIR, settings="[server]\nkeep_alive_interval = 0.1") as proxy,
     ):
@@ -53,29 +51,6 @@ def scripted() -> Iterator[tuple[RunningProxy, RunningWorker, RunningWorker]]:
         headrace(first, second, roles=PAIR) as proxy,
     ):
         yield proxy, first, second
-
-
-def body(*, stream: bool = False, **sampling: Any) -> dict[str, Any]:
-    fixed = {"max_tokens": 4, "temperature": 0.0, "ignore_eos": True}
-    return {"token_ids": PROMPT, "sampling_params": fixed | sampling, "stream": stream}
-
-
-def ask(url: str, sent: dict[str, Any]) -> tuple[httpx.Response, list[dict[str, Any]]]:
-    """The response, and its replies: one, or the chunks of a stream."""
-    response = httpx.post(f"{url}/inference/v1/generate", json=sent, timeout=60, trust_env=False)
-    assert response.status_code == 200, response.text
-    if not sent["stream"]:
-        return response, [response.json()]
-    lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: {")]
-    return response, [json.loads(line) for line in lines]
-
-
-def tokens(replies: list[dict[str, Any]]) -> list[int]:
-    return [token for reply in replies for choice in reply["choices"] for token in choice["token_ids"]]
-
-
-def kept(worker: RunningWorker) -> bool:
-    return worker.metric("vllm:kv_cache_usage_perc") > 0
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -105,34 +80,71 @@ def test_the_usage_is_that_of_the_prefill(pair, stand_ins):
     assert [usage["prompt_tokens_details"] for usage in found] == [{"cached_tokens": 0}, {"cached_tokens": 32}]
 
 
-def leave(proxy: RunningProxy, sent: dict[str, Any], seconds: float) -> None:
-    """Send a call and close the connection after a while, whatever has come by then."""
+@contextlib.contextmanager
+def dying(proxy: RunningProxy, sent: dict[str, Any]) -> Iterator[None]:
+    """Send a call, and reset its connection when the block ends, whatever has come by then."""
     data = json.dumps(sent).encode()
-    head = f"POST /inference/v1/generate HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n"
+    head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n"
     with proxy.connect() as connection:
         connection.sendall(head.encode() + data)
-        time.sleep(seconds)
+        yield
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(
-    "phase",
-    [
-        pytest.param(TOKEN / 2, id="while the prompt is computed"),
-        pytest.param(TOKEN + FETCH / 2, id="while the blocks are fetched"),
-        pytest.param(TOKEN + FETCH + 10 * TOKEN, id="after the first output"),
-    ],
-)
-def test_a_client_that_dies_leaves_no_call_and_no_block_behind(slow, phase, stream):
-    proxy, first, second = slow
-    leave(proxy, body(stream=stream, max_tokens=1000), phase)
-    wait_for(lambda: not proxy.in_flight(), 10)
-    for worker in (first, second):
-        wait_for(lambda worker=worker: not worker.running_requests(), 10)
-        wait_for(lambda worker=worker: not kept(worker), 10)
+def refuses(proxy: RunningProxy) -> bool:
+    """Whether nobody can connect any more."""
+    try:
+        proxy.connect().close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+def wait_until_idle(proxy: RunningProxy, *workers: RunningWorker) -> None:
+    """No worker has a call or a block in use, and no lease had to end for that."""
+    wait_for(lambda: not proxy.in_flight())
+    for worker in workers:
+        wait_for(lambda worker=worker: not worker.running_requests() and not kept(worker))
         assert worker.metric("vllm:nixl_num_kv_expired_reqs_total") == 0
     assert "Traceback" not in proxy.log.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_dies_while_its_prompt_is_computed_leaves_nothing_behind(slow, stream):
+    proxy, first, second = slow
+    name = f"early-{stream}"
+    with dying(proxy, body(stream=stream) | {"request_id": name}):
+        wait_for(lambda: in_flight(proxy, "w0"))
+    wait_until_idle(proxy, first, second)
+    assert [leg["outcome"] for leg in legs(proxy, name)] == ["cancelled"]
+    assert proxy.settled(name)["outcome"] == "client-gone"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_dies_while_the_blocks_are_fetched_leaves_nothing_behind(slow, stream):
+    proxy, first, second = slow
+    name = f"between-{stream}"
+    made = second.metric("vllm:generation_tokens_total")
+    with dying(proxy, body(stream=stream, max_tokens=1000) | {"request_id": name}):
+        wait_for(lambda: legs(proxy, name) and second.running_requests())
+        assert (kept(first), second.metric("vllm:generation_tokens_total")) == (True, made)
+    wait_until_idle(proxy, first, second)
+    assert [leg["outcome"] for leg in legs(proxy, name)] == ["ok"]
+    assert proxy.settled(name)["outcome"] == "client-gone"
+    assert 0 < second.metric("vllm:generation_tokens_total") - made < 1000
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_dies_after_the_first_output_leaves_nothing_behind(slow, stream):
+    proxy, first, second = slow
+    name = f"late-{stream}"
+    made = second.metric("vllm:generation_tokens_total")
+    with dying(proxy, body(stream=stream, max_tokens=1000) | {"request_id": name}):
+        wait_for(lambda: second.metric("vllm:generation_tokens_total") > made)
+        assert not kept(first)
+    wait_until_idle(proxy, first, second)
+    assert proxy.settled(name)["outcome"] == "client-gone"
+    assert second.metric("vllm:generation_tokens_total") - made < 1000
 
 
 def test_headrace_stops_at_once_though_calls_are_held_for_clients_that_have_gone():
@@ -141,10 +153,11 @@ def test_headrace_stops_at_once_though_calls_are_held_for_clients_that_have_gone
         workers.stand_in(kv_transfer_delay=60) as second,
         headrace(first, second, roles=PAIR) as proxy,
     ):
-        leave(proxy, body(), 0.5)
+        with dying(proxy, body() | {"request_id": "held"}):
+            wait_for(lambda: legs(proxy, "held") and second.running_requests())
         assert proxy.in_flight() == 1
         proxy.send_signal(signal.SIGTERM)
-        time.sleep(0.2)
+        wait_for(lambda: refuses(proxy))  # or the second signal would be one with the first
         proxy.send_signal(signal.SIGTERM)
         assert proxy.ended(4) == 0
 
