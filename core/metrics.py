@@ -8,8 +8,8 @@ from prometheus_client.registry import Collector
 
 from core.call import Outcome
 from core.errors import shorten
+from core.fleet.administration import Administration
 from core.fleet.fleet import Fleet
-from core.fleet.progress import Update
 
 #: Rollouts take from milliseconds to hours.
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200)
@@ -35,7 +35,7 @@ class Metrics:
         )
         self._leg_seconds = Histogram("headrace_leg_seconds", "Of a leg", ["role"], buckets=_SECONDS, registry=self.registry)
         self._updates = Counter(
-            "headrace_weight_updates", "Weight updates that headrace drove and that ended", ["transport", "outcome"], registry=self.registry
+            "headrace_weight_updates", "Weight updates that ended, whoever drove them", ["transport", "outcome"], registry=self.registry
         )
         self._update_seconds = Histogram(
             "headrace_weight_update_seconds", "From asking for one to its end", ["transport"], buckets=_SECONDS, registry=self.registry
@@ -47,11 +47,15 @@ class Metrics:
         fleet.stood_still, fleet.gate.waited = pauses.observe, gate.observe
         self.registry.register(_FleetCollector(fleet))
 
-    def updated(self, update: Update) -> None:
-        """Count a weight update that has ended."""
-        transport = update.request.transport
-        self._updates.labels(transport, "failed" if update.failure else "succeeded").inc()
-        self._update_seconds.labels(transport).observe(update.seconds)
+    def watch(self, administration: Administration) -> None:
+        """Count its weight updates as they end, and tell for how long its operations and updates run."""
+        administration.updates.ended = lambda update: self._updated(update.request.transport, bool(update.failure), update.seconds)
+        administration.trainers.ended = lambda update: self._updated(update.transport, bool(update.error), update.seconds)
+        self.registry.register(_AdministrationCollector(administration))
+
+    def _updated(self, transport: str, failed: bool, seconds: float) -> None:
+        self._updates.labels(transport, "failed" if failed else "succeeded").inc()
+        self._update_seconds.labels(transport).observe(seconds)
 
     def settled(self, outcome: Outcome) -> None:
         """Count a call."""
@@ -103,3 +107,29 @@ class _FleetCollector(Collector):
             reasons.add_metric([worker.id, shorten(worker.reason, 200)], 1)
         yield reasons
         yield GaugeMetricFamily("headrace_gate_waiting", "Calls that wait at the gate", value=self._fleet.gate.waiting)
+
+
+class _AdministrationCollector(Collector):
+    """How long what runs has run: what hangs goes up for ever, where a counter of ends would only stand still."""
+
+    def __init__(self, administration: Administration) -> None:
+        self._administration = administration
+
+    def collect(self) -> Iterator[Metric]:
+        running: dict[str, float] = {}
+        for operation in self._administration.describe():
+            name = operation["operation"].partition(" ")[0]
+            running[name] = max(running.get(name, 0.0), operation["seconds"])
+        operations = GaugeMetricFamily(
+            "headrace_operation_running_seconds", "Since the oldest of these operations that runs was asked for", labels=["operation"]
+        )
+        for name, seconds in running.items():
+            operations.add_metric([name], seconds)
+        yield operations
+        updates = self._administration.describe_updates()
+        oldest = max((update["seconds"] for update in updates), default=0.0)
+        yield GaugeMetricFamily("headrace_weight_update_running_seconds", "Since the oldest that isn't over was asked for", value=oldest)
+        silent = max((update["silent"] or 0.0 for update in updates), default=0.0)
+        yield GaugeMetricFamily(
+            "headrace_weight_update_silent_seconds", "For how long the trainer of one that is open has been silent", value=silent
+        )

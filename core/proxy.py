@@ -51,7 +51,7 @@ class Proxy:
         #: For plugins' own administration routes: select workers, then pause, update, read them.
         self.administration = Administration(self.fleet, settings.administration, by_name(registry.transports()))
         self._metrics = Metrics(self.fleet)
-        self.administration.updates.ended = self._metrics.updated
+        self._metrics.watch(self.administration)
         self._routing = Routing(registry, settings.routing)
         placer = Placer(registry, self.fleet, self._routing)
         path = Path(registry, placer, self._metrics, retries=settings.routing.retries)

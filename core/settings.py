@@ -106,10 +106,12 @@ class GateSettings(Struct, frozen=True, forbid_unknown_fields=True):
 class AdministrationSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Pausing, sleeping and updating the fleet."""
 
-    #: For each worker's answer to what needs nobody but it: pausing (but for mode=wait), resuming, labels. Collective steps have none.
+    #: For each worker's answer to what needs nobody but it: pausing (but for mode=wait), resuming, labels.
     deadline: Seconds = 60.0
     #: An operation that lasts longer is reported in the log, again and again, with the workers that it waits for.
     stuck_after: Seconds = 60.0
+    #: A step of an update for which a worker has taken so long has failed there: whoever it waits for won't come.
+    update_timeout: Seconds = 3600.0
     #: A pause ends when its trainer has been silent for so long. As long as calls wait at the gate.
     lease: Seconds = 1800.0
     #: SQLite file of the journal, which then survives a restart. Empty: in memory only.

@@ -20,6 +20,7 @@ from core.fleet.methods import Methods
 from core.fleet.operations import FleetFailed, Operation, Operations
 from core.fleet.pausing import Pausing
 from core.fleet.standings import Standings
+from core.fleet.trainer_updates import TrainerUpdate, TrainerUpdates
 from core.fleet.transport import WeightTransport
 from core.fleet.update import Transaction
 from core.fleet.updates import Updates
@@ -47,11 +48,12 @@ class Administration:
         self._operations = Operations(settings, self.journal)
         self._operations.ended = self._ended
         self.pausing = Pausing(settings, self._operations, self._standings)
-        self.joining = Joining(self._operations, self._standings, self.journal)
-        self.methods = Methods(self._operations, self._standings, self.pausing, self.joining)
-        self.updating = Updating(settings, self._operations, self._standings, self.pausing, self.joining, self.journal)
+        self.joining = Joining(settings, self._operations, self._standings, self.journal)
+        self.trainers = TrainerUpdates(self.journal)
+        self.methods = Methods(settings, self._operations, self._standings, self.pausing, self.joining, self.trainers)
+        self.updating = Updating(settings, self._operations, self._standings, self.pausing, self.joining, self.trainers, self.journal)
         transaction = Transaction(settings, self._standings, self.pausing, self.joining, self.updating, self.journal)
-        self.updates = Updates(self._operations, transaction, self.journal, transports)
+        self.updates = Updates(self._operations, transaction, self.trainers, self.journal, transports)
         self._work, self._stopped = trio.CancelScope(), trio.Event()
         self._latecomers = Latecomers(self._standings, self._operations, self.pausing, self.updates)
 
@@ -188,8 +190,42 @@ class Administration:
         """The operations in `GET /fleet`."""
         return [operation.describe() for operation in self._operations.running]
 
+    def describe_updates(self) -> list[dict[str, Any]]:
+        """The weight updates that run, in `GET /fleet`. One that a trainer takes by steps ends when `ends_in` comes to 0; that is `None`
+        while a step runs, which has a time-out of its own.
+        """
+        driven = [(update, update.workers, None) for update in self.updates.latest() if not update.done.is_set()]
+        stepped = [(update, tuple(update.members), self._silence(update)) for update in self.trainers.latest if not update.done]
+        return [
+            {
+                **update.note(),
+                "by": update.by,
+                "workers": [worker.id for worker in workers],
+                "seconds": update.seconds,
+                "silent": silent if silent is None else round(silent, 3),
+                "ends_in": silent if silent is None else round(self._settings.lease - silent, 3),
+            }
+            for update, workers, silent in [*driven, *stepped]
+        ]
+
+    async def give_up(self, id_: str, *, by: str) -> dict[str, Any]:
+        """End a weight update, whoever drives it, and say how it is. Raises: `NotFound`."""
+        if update := self.trainers.get(id_):
+            if not update.done:
+                await self.updating.give_up(update, by=by)
+        else:
+            self.updates.get(id_).give_up(by)
+        return self.updates.describe(id_)
+
+    def _silence(self, update: TrainerUpdate) -> float | None:
+        """For how many seconds its trainer has been silent; `None` while a step runs."""
+        if not update.members or self._operations.on(update.members):
+            return None
+        return trio.current_time() - max(self._standings.of(worker).touched for worker in update.members)
+
     def _ended(self, operation: Operation) -> None:
         self._standings.touch(self._there(operation.workers))
+        self.trainers.conclude(operation.workers)
         self._standings.let_go()
 
     def _there(self, workers: Iterable[Worker]) -> list[Worker]:
@@ -220,9 +256,7 @@ class Administration:
 
         async def work(operation: Operation) -> None:
             broken = [worker for worker in workers if self._standings.of(worker).updating]
-            await self.updating.abandon(operation, broken)
-            for worker in broken:
-                self._standings.fail(worker, f"its trainer was silent for {seconds:g} s in the middle of a weight update")
+            await self.updating.break_off(operation, broken, f"its trainer was silent for {seconds:g} s in the middle of a weight update")
             self._standings.let_go_of(workers)
             sound = [worker for worker in workers if not self._standings.of(worker).failed]
             for worker in sound:

@@ -150,6 +150,17 @@ class WorkerControl:
             body = {} if version is None else {"weight_version": version}
             await self._post("finish_weight_update", "/finish_weight_update", body=body)
 
+    async def clear_update(self, *, draft: bool = False) -> None:
+        """Take away what an update that broke off has left: an empty one does, and touches nothing else (vLLM 0.31 takes what is in an
+        incomplete layer for a part of the next one otherwise, which then fails, or is wrong).
+        """
+        await self.start_weight_update(draft=draft)
+        await self.finish_weight_update(None)
+
+    async def clear_reload(self) -> None:
+        """The same, for workers that load their weights by a method: a load of nothing. HTTP only."""
+        await self.collective_rpc({"method": "reload_weights", "kwargs": {"weights_iterator": []}})
+
     async def set_policy_version(self, version: str) -> None:
         """Label the weights that are there."""
         if control := self.worker.control:

@@ -13,10 +13,11 @@ from core.fleet.journal import Journal
 from core.fleet.operations import FleetFailed, Operation, Operations, digest, in_rank_order
 from core.fleet.standings import Standings
 from core.fleet.worker import Worker
+from core.settings import AdministrationSettings
 
 
 class Joining:
-    """All workers join at the same time, each at its place. No deadline: a group is complete when everybody has come.
+    """All workers join at the same time, each at its place. It takes until everybody has come, or `update_timeout` has passed.
 
     Who is in a group lies in the journal: its members keep it for as long as their processes live, also over a restart of headrace.
 
@@ -24,7 +25,8 @@ class Joining:
     Raises: `FleetFailed`.
     """
 
-    def __init__(self, operations: Operations, standings: Standings, journal: Journal) -> None:
+    def __init__(self, settings: AdministrationSettings, operations: Operations, standings: Standings, journal: Journal) -> None:
+        self._timeout = settings.update_timeout
         self._operations = operations
         self._standings = standings
         self._journal = journal
@@ -97,7 +99,7 @@ class Joining:
         async def work(operation: Operation) -> list[Any]:
             self._standings.block(workers, "it joins a trainer's group")
             try:
-                joined = await operation.ask(workers, join, deadline=None)
+                joined = await operation.ask(workers, join, deadline=self._timeout, setting="update_timeout")
             finally:
                 self._standings.block(workers, "")
             self._note(workers, None if joined.failures else cohort, by)

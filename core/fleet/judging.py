@@ -6,12 +6,12 @@ from typing import Any
 
 from core.errors import CallError
 from core.fleet.control import ControlFailed
-from core.fleet.opened import Opened
 from core.fleet.operations import Answers, FleetFailed, Operation
 from core.fleet.standings import Standings
+from core.fleet.trainer_updates import TrainerUpdate
 
 
-def judge(standings: Standings, operation: Operation, answers: Answers[Any], opened: Iterable[Opened] = ()) -> None:
+def judge(standings: Standings, operation: Operation, answers: Answers[Any], opened: Iterable[TrainerUpdate] = ()) -> None:
     """Quarantine who failed, unless nobody did anything, and who was lost since the update was `opened`. Raises: `FleetFailed`."""
     if answers.failures and answers.refused:
         raise FleetFailed(operation.name, answers.failures, "Nothing has changed")

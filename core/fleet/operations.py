@@ -84,6 +84,8 @@ class Operation:
         self.started = trio.current_time()
         #: Workers that were asked and have not answered; `None` while it waits for its turn.
         self.missing: list[str] | None = None
+        self._given_up_by = ""
+        self._scopes: list[trio.CancelScope] = []
 
     @property
     def seconds(self) -> float:
@@ -96,10 +98,22 @@ class Operation:
         missing = None if self.missing is None else list(self.missing)
         return {"operation": self.name, "workers": workers, "by": self.by, "seconds": self.seconds, "missing": missing}
 
+    def give_up(self, by: str) -> None:
+        """Whoever has been asked, and has not answered, has failed."""
+        self._given_up_by = by
+        for scope in self._scopes:
+            scope.cancel()
+
     async def ask(
-        self, workers: Iterable[Worker], question: Callable[[WorkerControl], Awaitable[T]], *, deadline: float | None
+        self,
+        workers: Iterable[Worker],
+        question: Callable[[WorkerControl], Awaitable[T]],
+        *,
+        deadline: float | None,
+        setting: str = "deadline",
     ) -> Answers[T]:
-        """Ask these workers, all at once. `deadline` is in seconds; a worker that lets it pass has failed, and may do it all the same.
+        """Ask these workers, all at once. `deadline` is in seconds, and that of the `setting`; a worker that lets it pass has failed, and
+        may do it all the same.
 
         Cancellation: those that were asked may have done it.
         """
@@ -107,15 +121,21 @@ class Operation:
         answers: dict[Worker, T] = {}
         failures: dict[Worker, ControlFailed] = {}
         self.missing = missing = [worker.id for worker in asked]
+        self._scopes = []
 
         async def ask_one(worker: Worker) -> None:
+            scope = trio.CancelScope()
+            self._scopes.append(scope)
             try:
-                with trio.fail_after(math.inf if deadline is None else deadline):
+                with scope, trio.fail_after(math.inf if deadline is None else deadline):
                     answers[worker] = await question(WorkerControl(worker))
+                if scope.cancelled_caught:
+                    cause = CallError(HTTPStatus.GATEWAY_TIMEOUT, f"given up by {self._given_up_by}")
+                    failures[worker] = ControlFailed(worker.id, self.name, cause)
             except ControlFailed as failure:
                 failures[worker] = failure
             except trio.TooSlowError:
-                cause = CallError(HTTPStatus.GATEWAY_TIMEOUT, f"no answer within {deadline:g} s (administration.deadline)")
+                cause = CallError(HTTPStatus.GATEWAY_TIMEOUT, f"no answer within {deadline:g} s (administration.{setting})")
                 failures[worker] = ControlFailed(worker.id, self.name, cause)
             except BaseException as error:
                 if is_end(error):
@@ -206,9 +226,14 @@ class Operations:
             raise pending.failure
         return cast("T", pending.result)
 
+    def on(self, workers: Iterable[Worker]) -> list[Operation]:
+        """Those that run on one of these workers, or wait to."""
+        asked = set(workers)
+        return [operation for operation in self.running if not asked.isdisjoint(operation.workers)]
+
     def is_busy(self, worker: Worker) -> bool:
         """Whether an operation runs on this worker, or waits to."""
-        return any(worker in operation.workers for operation in self.running)
+        return bool(self.on([worker]))
 
     def _is_last(self, operation: Operation) -> bool:
         """Whether nothing was asked of its workers since."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
+from typing import NamedTuple
 
 import structlog
 import trio
@@ -17,6 +18,15 @@ log = structlog.stdlib.get_logger()
 
 #: Turns of the event loop, within which it has heard of a client that has gone, and has cancelled its call.
 _TICKS = 10
+
+
+class Woken(NamedTuple):
+    """What has come of waking workers up."""
+
+    #: Whether all that were asked are awake.
+    awake: bool
+    #: Who wasn't asked, because its weights aren't whole, and sleeps on: why, by id.
+    asleep: Mapping[str, str]
 
 
 class Pausing:
@@ -199,16 +209,18 @@ class Pausing:
 
         await self._operations.do("sleep", workers, work, by=by, same=f"{level} {mode}")
 
-    async def wake_up(self, workers: Sequence[Worker], tags: Sequence[str], *, by: str) -> bool:
-        """Wake every worker up, as far as `tags` say; returns whether all that were asked are awake.
+    async def wake_up(self, workers: Sequence[Worker], tags: Sequence[str], *, by: str) -> Woken:
+        """Wake every worker up, as far as `tags` say.
 
-        vLLM 0.33: who is all awake is resumed. So while weights are being replaced, or were not replaced completely, only they wake up; of
-        quarantined workers those whose weights are whole wake up like the others, which gives them no calls.
+        vLLM 0.33: who is all awake is resumed, also when it was only paused. So while weights are being replaced, or were not replaced
+        completely, only they wake up, and only where they sleep; of quarantined workers those whose weights are whole wake up like the
+        others, which gives them no calls.
         """
 
-        async def work(operation: Operation) -> bool:
-            asked = list(workers)
-            if set(tags) != {"weights"}:
+        async def work(operation: Operation) -> Woken:
+            if set(tags) == {"weights"}:
+                asked = [worker for worker in workers if self._may_wake(worker)]
+            else:
                 self._demand_whole(operation, workers)
                 asked = [worker for worker in workers if not self._standings.of(worker).spoiled]
             if not asked:
@@ -224,9 +236,18 @@ class Pausing:
                     self._standings.show(worker, running=True)
             if failures := {**woken.failures, **paused.failures}:
                 raise FleetFailed(operation.name, failures, "The other workers were woken up")
-            return not any(paused.good.values())
+            others = {worker: self._standings.of(worker) for worker in workers if worker not in asked}
+            asleep = {worker.id: standing.failed for worker, standing in others.items() if standing.asleep}
+            if asleep:
+                log.warning("fleet.sleeps_on", workers=asleep)
+            return Woken(not any(paused.good.values()), asleep)
 
         return await self._operations.do("wake_up", workers, work, by=by, same=" ".join(tags))
+
+    def _may_wake(self, worker: Worker) -> bool:
+        """Whether waking up its weights alone starts no forward pass on half of them."""
+        standing = self._standings.of(worker)
+        return standing.asleep or not (standing.spoiled or standing.updating)
 
     def _is_still(self, worker: Worker) -> bool:
         standing = self._standings.of(worker)

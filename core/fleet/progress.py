@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import trio
 from msgspec import Struct
@@ -14,6 +14,8 @@ from core.fleet.control import PauseMode
 from core.fleet.transport import WeightTransport, WeightUpdate
 from core.fleet.worker import Worker
 
+#: Updates that have ended and are shown still.
+KEPT: Final = 100
 #: In their order; calls wait at the gate from `pausing` to `resuming`.
 Phase = Literal["preparing", "pausing", "applying", "verifying", "resuming", "done"]
 
@@ -80,7 +82,7 @@ class Update:
         #: Why it failed, as whoever asked for it is told.
         self.failure: CallError | None = None
         self.done = trio.Event()
-        self._started = trio.current_time()
+        self.began = trio.current_time()
         self._ended: float | None = None
 
     @property
@@ -91,7 +93,7 @@ class Update:
     @property
     def seconds(self) -> float:
         """From when it was asked for to its end."""
-        return round((self._ended or trio.current_time()) - self._started, 3)
+        return round((self._ended or trio.current_time()) - self.began, 3)
 
     def demand_cohort(self) -> None:
         """Go on with those that are there, if the transport can do without the others.

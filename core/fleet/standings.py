@@ -1,9 +1,11 @@
 """The standings of the fleet's workers, and the states that headrace holds these in, which follow."""
 
 import math
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import quote
 
 import structlog
 import trio
@@ -13,8 +15,8 @@ from core.fleet.cohort import instance_of
 from core.fleet.current import CurrentWeights, Weights
 from core.fleet.fleet import Fleet
 from core.fleet.journal import Journal
-from core.fleet.opened import Opened
-from core.fleet.standing import Standing
+from core.fleet.standing import Snapshot, Standing
+from core.fleet.trainer_updates import TrainerUpdate
 from core.fleet.worker import Worker
 
 log = structlog.stdlib.get_logger()
@@ -56,7 +58,7 @@ class Standings:
             self.of(worker).blocked_by = reason
             self.show(worker)
 
-    def opened_on(self, workers: Iterable[Worker]) -> Iterable[Opened]:
+    def opened_on(self, workers: Iterable[Worker]) -> Iterable[TrainerUpdate]:
         """The updates by steps that are open on these."""
         return dict.fromkeys(opened for worker in workers if (opened := self.of(worker).opened))
 
@@ -76,9 +78,9 @@ class Standings:
     def fail(self, worker: Worker, reason: str) -> None:
         """Quarantine a worker: it takes no calls and is not resumed before it was updated completely, or released."""
         standing = self.of(worker)
-        standing.spoiled.add("draft" if standing.updating and standing.draft else "model")
+        standing.spoiled.add(standing.part if standing.updating else "model")
         standing.failed, standing.updating, standing.waits, standing.late = reason, False, False, False
-        self._leave(worker)
+        self._leave(worker, reason)
         log.error("fleet.quarantined", worker=worker.id, reason=reason)
         self._note(worker)
         self.show(worker)
@@ -118,19 +120,22 @@ class Standings:
         self._note(worker)
         self.show(worker)
 
-    def begin(self, worker: Worker, *, draft: bool = False, opened: Opened | None = None) -> None:
-        """Its weights are going to be replaced, or those of its draft model; `opened` when by a trainer's steps."""
+    def begin(self, worker: Worker, *, by: str, draft: bool = False, opened: TrainerUpdate | None = None) -> None:
+        """Its weights are going to be replaced, or those of its draft model; `opened` when by a trainer's steps. One that was open before
+        is `by`'s no longer, or has become his.
+        """
         standing = self.of(worker)
-        self._leave(worker)
+        if (former := standing.opened) and former is not opened:
+            at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            former.taken = f"{by} has started another one ({at}), and the workers are his now" if by != former.by else ""
+            self._leave(worker, f"{by} has started another one")
+        if opened:
+            opened.enter(worker)
         standing.opened = opened
         standing.updating, standing.received, standing.session, standing.draft = True, False, True, draft
+        standing.torn.add(standing.part)
         self._note(worker)
         self.show(worker)
-
-    def weights(self, worker: Worker) -> tuple[bool, bool, bool, bool, Opened | None]:
-        """`updating`, `received`, `session`, `draft` and `opened`, for `take_back`."""
-        standing = self.of(worker)
-        return standing.updating, standing.received, standing.session, standing.draft, standing.opened
 
     def let_go_of(self, workers: Iterable[Worker]) -> None:
         """A trainer's pause ends for those, too, that aren't resumed as they are quarantined: headrace does that when they are whole."""
@@ -139,12 +144,16 @@ class Standings:
                 self.of(worker).paused = "update"
         self.note_frozen()
 
-    def take_back(self, worker: Worker, before: tuple[bool, bool, bool, bool, Opened | None]) -> None:
-        """Nothing has begun: `before` is what `weights` gave."""
+    def take_back(self, worker: Worker, before: Snapshot, reason: str) -> None:
+        """Nothing has begun, for that reason."""
         standing = self.of(worker)
-        standing.updating, standing.received, standing.session, standing.draft, standing.opened = before
+        if standing.opened and standing.opened is not before.opened:
+            standing.opened.leave(worker, reason, unchanged=True)
+        standing.updating, standing.received, standing.session, standing.draft, torn, standing.opened = before
+        standing.torn = set(torn)
         if standing.opened:
-            standing.opened.members[worker] = standing.instance
+            standing.opened.enter(worker)
+            standing.opened.taken = ""
         self._note(worker)
         self.show(worker)
 
@@ -154,7 +163,8 @@ class Standings:
         It may run again unless the others were spoiled before.
         """
         standing = self.of(worker)
-        standing.spoiled.discard("draft" if standing.draft else "model")
+        standing.spoiled.discard(standing.part)
+        standing.torn.discard(standing.part)
         standing.updating, standing.session, standing.draft = False, False, False
         self._leave(worker)
         if weights is not None:
@@ -216,7 +226,7 @@ class Standings:
         """Hold the worker in the state that follows, or release it. `running`: its engine has just been resumed."""
         standing = self.of(worker)
         if running:
-            standing.inherited = False
+            standing.inherited = standing.unclear = False
             self._fleet.resumed(worker)
         if standing.failed:
             self._fleet.hold(worker, "quarantined", standing.failed, late=standing.late)
@@ -228,6 +238,9 @@ class Standings:
             self._fleet.hold(worker, "paused", "it waits for the others, which are paused")
         elif standing.paused:
             self._fleet.hold(worker, "paused", f"by {'a trainer' if standing.paused == 'trainer' else 'a weight update'}")
+        elif standing.unclear and worker.observed.state == "paused":
+            text = "it was paused or asleep before headrace was, and doesn't tell which"
+            self._fleet.hold(worker, "paused", f"{text}; if its weights are whole, POST {_wake_up(worker)} ends either")
         elif standing.draining:
             self._fleet.hold(worker, "draining", standing.draining)
         elif worker.hold:
@@ -253,13 +266,18 @@ class Standings:
     def _found(self, worker: Worker) -> None:
         """Its engine was found paused, or running."""
         if worker.observed.state == "ready":
-            self.of(worker).inherited = False
+            standing = self.of(worker)
+            standing.inherited = standing.unclear = False
+            if standing.asleep:  # somebody has woken it up behind headrace's back
+                self.sleep(worker, False)
+            self.show(worker)
+        elif worker.observed.state == "paused" and self.of(worker).unclear:
+            log.warning("fleet.may_sleep", worker=worker.id, end=f"POST {_wake_up(worker)}", why="no administration.journal")
+            self.show(worker)
         self._tell()
 
-    def _may_sleep(self, worker: Worker, instance: str) -> bool:
+    def _may_sleep(self, worker: Worker) -> bool:
         """Whether a headrace before this one may have put it to sleep (vLLM 0.33: a worker tells no sleep from a pause)."""
-        if noted := self._journal.last_state(worker.id, instance):
-            return noted.get("asleep", False)
         return not self._journal.lasts and bool(worker.info and worker.info.supports_sleep)
 
     def is_paused(self, worker: Worker) -> bool:
@@ -270,22 +288,19 @@ class Standings:
 
     def _begin_anew(self, worker: Worker, instance: str, before: Standing | None) -> Standing:
         standing = Standing(instance)
-        standing.inherited = before is None and not self._may_sleep(worker, instance)
-        if noted := self._journal.last_state(worker.id, instance):  # a headrace before this one knew it
-            standing.weights, standing.late = noted.get("weights", 0), noted.get("late", False)
-            standing.by_hand, standing.draining = noted.get("by_hand", ""), noted.get("draining", "")
-            standing.session = noted.get("session", noted["state"] != "whole")
-            if noted["state"] == "quarantined":
-                standing.failed = noted["reason"]
-            elif noted["state"] == "updating":
-                standing.failed, standing.late = "headrace ended in the middle of a weight update", True
-        elif before and before.updating:
+        noted = self._journal.last_state(worker.id, instance)
+        standing.unclear = before is None and not noted and self._may_sleep(worker)
+        standing.inherited = before is None and not standing.unclear
+        standing.left_frozen = self._frozen.get(worker.id) == instance
+        if noted:  # a headrace before this one knew it
+            standing.recall(noted)
+            return standing
+        if before and before.updating:
             standing.failed, standing.late = "it was started anew in the middle of a weight update", True
         elif before and before.failed and (before.by_hand or self.current.of(worker) is None):
             standing.failed, standing.by_hand = before.failed, before.by_hand
         elif self.others_are_held(worker):
             standing.waits = True
-        standing.left_frozen = self._frozen.get(worker.id) == instance
         standing.spoiled = {"model"} if standing.failed else set()
         return standing
 
@@ -332,36 +347,25 @@ class Standings:
                 if self.of(worker).is_frozen:
                     self.needy(worker)
 
-    def lose(self, worker: Worker, reason: str, started: Opened) -> None:
+    def lose(self, worker: Worker, reason: str, started: TrainerUpdate) -> None:
         """A member of an open update was lost; another process in its place was judged when it came."""
         if self.of(worker).opened is started:
             self.hold_out(worker, reason)
-        started.members.pop(worker, None)
+        started.leave(worker, reason)
 
-    def _leave(self, worker: Worker) -> None:
+    def _leave(self, worker: Worker, reason: str = "") -> None:
         standing = self.of(worker)
         if standing.opened:
-            standing.opened.members.pop(worker, None)
+            standing.opened.leave(worker, reason)
             standing.opened = None
 
     def _note(self, worker: Worker) -> None:
-        standing = self.of(worker)
-        state = "quarantined" if standing.failed else "updating" if standing.updating else "whole"
-        self._journal.add(
-            "state",
-            [worker.id],
-            by="headrace",
-            state=state,
-            reason=standing.failed,
-            instance=standing.instance,
-            session=standing.session,
-            weights=standing.weights,
-            late=standing.late,
-            by_hand=standing.by_hand,
-            draining=standing.draining,
-            asleep=standing.asleep,
-        )
+        self._journal.add("state", [worker.id], by="headrace", **self.of(worker).note())
 
     def _tell(self) -> None:
         self.changed.set()
         self.changed = trio.Event()
+
+
+def _wake_up(worker: Worker) -> str:
+    return f"/workers/{quote(worker.id, safe='')}/wake_up"

@@ -21,6 +21,9 @@ class WeightUpdate(Struct, frozen=True):
     options: Any
     #: Who takes part, in rank order.
     cohort: Cohort
+    #: Workers, by id, in which a replacement of weights began before that has not ended well. vLLM 0.31 takes what it has left for a part
+    #: of the next one, unless it is cleared away (`WorkerControl.clear_update`, `clear_reload`). Known once `apply` runs.
+    torn: frozenset[str] = frozenset()
 
 
 class WeightTransport(Protocol):

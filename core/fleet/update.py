@@ -9,6 +9,7 @@ from http import HTTPStatus
 
 import structlog
 import trio
+from msgspec.structs import replace
 
 from core.errors import CallError
 from core.fleet.cohort import Member, instance_of
@@ -40,6 +41,7 @@ class Transaction:
         journal: Journal,
     ) -> None:
         self._deadline = settings.deadline
+        self._timeout = settings.update_timeout
         self._standings = standings
         self._pausing = pausing
         self._joining = joining
@@ -78,20 +80,21 @@ class Transaction:
         for worker in workers:
             update.progress[worker.id].status = "paused"
         await self._updating.abandon(operation, workers)
-        before = {worker: self._standings.weights(worker) for worker in workers}
+        before = {worker: self._standings.of(worker).snapshot() for worker in workers}
+        update.told = replace(update.told, torn=frozenset(worker.id for worker in workers if "model" in before[worker].torn))
         for worker in workers:
-            self._standings.begin(worker)
+            self._standings.begin(worker, by=update.by)
         await self._journal.flush()
         update.phase = "applying"
         attempt = _Attempt(update, self._deadline)
-        applied = await operation.ask(workers, attempt.apply, deadline=None)
+        applied = await operation.ask(workers, attempt.apply, deadline=self._timeout, setting="update_timeout")
         update.phase = "verifying"
         verified = await operation.ask(applied.good, attempt.verify, deadline=self._deadline)
         update.phase = "resuming"
         # Who has done nothing is as good as before, as long as nobody got the new weights.
         whole = [] if applied.good else [worker for worker in applied.refusals if worker.id not in attempt.touched]
         for worker in whole:
-            self._standings.take_back(worker, before[worker])
+            self._standings.take_back(worker, before[worker], applied.refusals[worker].reason)
         await self._pausing.go_on(operation, [worker for worker in paused if worker in whole])
         await self._end(update, operation, applied, verified, whole)
 

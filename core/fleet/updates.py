@@ -4,7 +4,7 @@ import math
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any
 
 import structlog
 import trio
@@ -13,7 +13,8 @@ from core.errors import BadRequest, CallError, NotFound, NoWorker
 from core.fleet.history import past_updates
 from core.fleet.journal import Journal
 from core.fleet.operations import Operation, Operations, digest
-from core.fleet.progress import Update, UpdateRequest
+from core.fleet.progress import KEPT, Update, UpdateRequest
+from core.fleet.trainer_updates import TrainerUpdates
 from core.fleet.transport import WeightTransport
 from core.fleet.update import Transaction
 from core.fleet.worker import Worker
@@ -21,9 +22,6 @@ from core.hookcalls import is_end
 from core.wording import nearest
 
 log = structlog.stdlib.get_logger()
-
-#: Updates that have ended and are shown still.
-KEPT: Final = 100
 
 
 class Updates:
@@ -34,10 +32,16 @@ class Updates:
     """
 
     def __init__(
-        self, operations: Operations, transaction: Transaction, journal: Journal, transports: Mapping[str, WeightTransport]
+        self,
+        operations: Operations,
+        transaction: Transaction,
+        trainers: TrainerUpdates,
+        journal: Journal,
+        transports: Mapping[str, WeightTransport],
     ) -> None:
         self._operations = operations
         self._transaction = transaction
+        self._trainers = trainers
         self._journal = journal
         self.transports = transports
         self._updates: dict[str, Update] = {}
@@ -99,11 +103,13 @@ class Updates:
 
     def describe(self, id_: str) -> dict[str, Any]:
         """`GET /fleet/updates/<id>`. Raises: `NotFound`."""
-        return self._past.get(id_) or self.get(id_).describe()
+        trainers = self._trainers.get(id_)
+        return self._past.get(id_) or (trainers or self.get(id_)).describe()
 
     def describe_all(self) -> list[dict[str, Any]]:
         """`GET /fleet/updates`: those that run and the latest that have ended, also before a restart; the newest first."""
-        shown = [update.describe() for update in self.latest()]
+        both = sorted([*self._updates.values(), *self._trainers.latest], key=lambda update: update.began, reverse=True)
+        shown = [update.describe() for update in both]
         return [*shown, *list(reversed(self._past.values()))[: max(KEPT - len(shown), 0)]]
 
     def latest(self) -> list[Update]:

@@ -145,8 +145,9 @@ class _Handlers:
 
     async def wake_up(self, request: HTTPRequest) -> HTTPReply:
         tags = request.repeated.get("tags", [])
-        awake = await self._administration.pausing.wake_up(self._workers(request), tags, by=who(request))
-        return HTTPReply.json({"status": "awake" if awake else "sleeping", "tags": tags or None})
+        woken = await self._administration.pausing.wake_up(self._workers(request), tags, by=who(request))
+        asleep = {"asleep": woken.asleep} if woken.asleep else {}
+        return HTTPReply.json({"status": "awake" if woken.awake else "sleeping", "tags": tags or None, **asleep})
 
     async def is_sleeping(self, request: HTTPRequest) -> HTTPReply:
         answers = await self._administration.read("is_sleeping", self._workers(request), lambda control: control.is_sleeping())

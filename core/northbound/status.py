@@ -60,8 +60,9 @@ def add_status_routes(routes: Routes, fleet: Fleet, administration: Administrati
         described = [
             {**worker.describe(), "cohort": cohorts.name_of(worker), "release": _release(worker)} for worker in fleet.workers.values()
         ]
-        weights, running = administration.current.describe(), administration.describe()
-        return HTTPReply.json({"workers": described, "cohorts": cohorts.describe(), "weights": weights, "operations": running})
+        weights, running, updates = administration.current.describe(), administration.describe(), administration.describe_updates()
+        told = {"workers": described, "cohorts": cohorts.describe(), "weights": weights, "operations": running, "updates": updates}
+        return HTTPReply.json(told)
 
     async def journal(request: HTTPRequest) -> HTTPReply:
         """The oldest first. `since` leaves out what is older (Unix time, in seconds); of what is left `limit` gives the latest."""

@@ -58,9 +58,7 @@ def add_update_routes(routes: Routes, administration: Administration) -> None:
 
     async def give_up(request: HTTPRequest) -> HTTPReply:
         """202: the update ends, and whom it has paused goes on; workers in the middle of getting their weights are quarantined."""
-        update = administration.updates.get(request.parameters["id"])
-        update.give_up(who(request))
-        return HTTPReply.json(update.describe(), 202)
+        return HTTPReply.json(await administration.give_up(request.parameters["id"], by=who(request)), 202)
 
     routes.add("DELETE", "/fleet/updates/<id>", without_query(give_up))
     routes.add("POST", "/fleet/updates", without_query(post))

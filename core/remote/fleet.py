@@ -32,8 +32,32 @@ class WorkerState(Struct):
     reason: str
 
 
+class OperationView(Struct):
+    """An operation that runs, or waits for its turn (`missing` is `None` then)."""
+
+    operation: str
+    by: str
+    seconds: float
+    missing: list[str] | None = None
+
+
+class UpdateView(Struct):
+    """A weight update that runs."""
+
+    id: str
+    transport: str
+    by: str
+    workers: list[str]
+    seconds: float
+    version: str | None = None
+    silent: float | None = None
+    ends_in: float | None = None
+
+
 class _Fleet(Struct):
     workers: list[WorkerView]
+    operations: list[OperationView] = []
+    updates: list[UpdateView] = []
 
 
 class _States(Struct):
@@ -52,12 +76,14 @@ def fleet(context: click.Context, url: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(headrace.get("/fleet", dict), indent=2))
         return
-    workers = headrace.get("/fleet", _Fleet).workers
+    told = headrace.get("/fleet", _Fleet)
     rows = [
         (w.id, w.state, w.policy_version or "?", w.model or "?", str(w.world_size), str(w.in_flight), w.cohort or "", w.reason)
-        for w in workers
+        for w in told.workers
     ]
     click.echo(table(("WORKER", "STATE", "VERSION", "MODEL", "RANKS", "CALLS", "COHORT", "REASON"), rows))
+    for line in (*map(_operation, told.operations), *map(_update, told.updates)):
+        click.echo(line)
 
 
 _model = click.option("--model", default="", help="Its workers; it needs no name when there is one.")
@@ -114,6 +140,18 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [head, *rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     return "\n".join("  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines)
+
+
+def _operation(running: OperationView) -> str:
+    waits = "for its turn" if running.missing is None else f"for {', '.join(running.missing) or 'nobody'}"
+    return f"{running.operation} by {running.by} for {running.seconds:.0f} s, waits {waits}"
+
+
+def _update(running: UpdateView) -> str:
+    version = "" if running.version is None else f" to version {running.version}"
+    silent = "" if running.silent is None else f", its trainer silent for {running.silent:.0f} s; ends in {running.ends_in or 0:.0f} s"
+    workers = ", ".join(running.workers)
+    return f"update {running.id}{version} ({running.transport}) of {workers} by {running.by} for {running.seconds:.0f} s{silent}"
 
 
 def _do(headrace: Headrace, worker: str, what: str, query: Mapping[str, Any] | None = None) -> None:

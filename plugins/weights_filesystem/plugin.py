@@ -1,20 +1,15 @@
 """Offers the transport `filesystem`: waits until the trainer has written its checkpoint, then lets every worker read it."""
 
 from collections.abc import Mapping, Sequence
-from http import HTTPStatus
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct, field
 
-from core import ControlFailed, Member, PluginSettings, WeightTransport, WeightUpdate, WorkerControl, hookimpl, refusing
+from core import Member, PluginSettings, WeightTransport, WeightUpdate, WorkerControl, hookimpl, refusing
 from plugins.weights_filesystem.checkpoint import Checkpoints
 
 Loader = Literal["reload_weights", "update_weights_from_path"]
-
-#: A load of nothing. What one that broke off has left in an incomplete layer, vLLM 0.31 takes for a part of the next one, which then
-#: fails, or is wrong; this takes it away.
-_CLEAR: Final = {"method": "reload_weights", "kwargs": {"weights_iterator": []}}
 
 
 class Settings(PluginSettings, frozen=True):
@@ -73,8 +68,6 @@ class FilesystemTransport:
         self._markers = settings.markers
         self._marker_timeout = settings.marker_timeout
         self._method: Loader = settings.method
-        #: Processes, by worker and instance, in which a load began that has not ended well.
-        self._torn: set[tuple[str, str]] = set()
 
     def parse(self, options: Mapping[str, Any]) -> Written:
         """See `core.WeightTransport`."""
@@ -92,14 +85,6 @@ class FilesystemTransport:
         written: Written = update.options
         method = written.method or self._method
         arguments = {"kwargs": {"weights_path": written.path}} if method == "reload_weights" else {"args": [written.path]}
-        process = (member.id, member.instance)
-        if process in self._torn:
-            await control.collective_rpc(_CLEAR)
-        self._torn.add(process)
-        try:
-            await control.collective_rpc({"method": method, **arguments})
-        except ControlFailed as failure:
-            if failure.status == HTTPStatus.NOT_FOUND:  # its engines have no such method
-                self._torn.discard(process)
-            raise
-        self._torn.discard(process)
+        if member.id in update.torn:
+            await control.clear_reload()
+        await control.collective_rpc({"method": method, **arguments})

@@ -28,10 +28,6 @@ class NativeTransport:
     repeatable = False
     grouped = True
 
-    def __init__(self) -> None:
-        #: Processes, by worker and instance, in which an update began that has not ended well.
-        self._torn: set[tuple[str, str]] = set()
-
     def parse(self, options: Mapping[str, Any]) -> Sequence[Info]:
         """See `core.WeightTransport`."""
         with refusing(""):
@@ -47,18 +43,12 @@ class NativeTransport:
 
     async def apply(self, update: WeightUpdate, member: Member, control: WorkerControl) -> None:
         """See `core.WeightTransport`. No deadline: a worker that is in its update waits for the trainer, and for every other worker."""
-        process = (member.id, member.instance)
-        if process in self._torn:
-            # What an update that broke off has left in an incomplete layer, vLLM 0.31 takes for a part of the next one. An empty one takes
-            # it away, and touches nothing else.
-            await control.start_weight_update()
-            await control.finish_weight_update(None)
-        self._torn.add(process)
+        if member.id in update.torn:
+            await control.clear_update()
         await control.start_weight_update()
         for info in update.options:
             await control.update_weights(_share(info, update.cohort, member))
         await control.finish_weight_update(update.version)
-        self._torn.discard(process)
 
 
 def _share(info: Info, cohort: Cohort, member: Member) -> Info:

@@ -15,7 +15,7 @@ async def test_updates_pauses_and_waits_are_counted_and_timed(autojump_clock):
     courier = Courier()
     async with administered(transports=[courier]) as fleet, trio.open_nursery() as nursery:
         metrics, updates = fleet.rig.metrics, fleet.administration.updates
-        updates.ended = metrics.updated
+        metrics.watch(fleet.administration)
         courier.stalls["w0"] = trio.Event()
         update = updates.ask(UpdateRequest("8", "courier", {}), fleet.workers, by="me")
         await wait_all_tasks_blocked()
@@ -48,3 +48,26 @@ async def test_a_worker_has_one_version_and_restarts_are_those_of_managed_ones()
         'headrace_policy_version{version="2",worker="w0"} 1.0'
     ]
     assert [line for line in lines if line.startswith("headrace_worker_restarts")] == ['headrace_worker_restarts_total{worker="w1"} 2.0']
+
+
+async def test_what_hangs_can_be_seen_by_how_long_it_runs(autojump_clock):
+    async with administered() as fleet, trio.open_nursery() as nursery:
+        fleet.rig.metrics.watch(fleet.administration)
+
+        def running() -> list[str]:
+            lines = fleet.rig.metrics.text().decode().splitlines()
+            return [line.partition("headrace_")[2] for line in lines if "_running_" in line or "_silent_" in line if line[0] != "#"]
+
+        assert running() == ["weight_update_running_seconds 0.0", "weight_update_silent_seconds 0.0"]
+        await fleet.start()
+        await trio.sleep(5)
+        assert running() == ["weight_update_running_seconds 5.0", "weight_update_silent_seconds 5.0"]
+        fleet.engines[0].stalls["update"] = trio.Event()
+        nursery.start_soon(fleet.receive)
+        await trio.sleep(7)
+        assert running() == [
+            'operation_running_seconds{operation="update_weights"} 7.0',
+            "weight_update_running_seconds 12.0",
+            "weight_update_silent_seconds 0.0",
+        ]
+        fleet.engines[0].stalls["update"].set()

@@ -8,6 +8,8 @@ from trio.testing import wait_all_tasks_blocked
 from core.errors import BadRequest, CallError, NotFound, NoWorker
 from core.fleet import administration as administration_module
 from core.fleet import operations as operations_module
+from core.fleet import pausing as pausing_module
+from core.fleet import standings as standings_module
 from core.fleet.operations import FleetFailed
 from core.wire.generated import vllm
 from tests.unit.core.engines import administered, broken
@@ -192,9 +194,9 @@ async def test_a_fleet_sleeps_and_wakes_up_by_and_by():
     async with administered() as fleet:
         await fleet.pausing.sleep(fleet.workers, 1, "abort", by="me")
         assert [(worker.state, worker.reason) for worker in fleet.workers] == [("paused", "it sleeps")] * 2
-        assert not await fleet.pausing.wake_up(fleet.workers, ["weights"], by="me")
+        assert not (await fleet.pausing.wake_up(fleet.workers, ["weights"], by="me")).awake
         assert fleet.states == ["paused", "paused"]
-        assert await fleet.pausing.wake_up(fleet.workers, ["kv_cache"], by="me")
+        assert (await fleet.pausing.wake_up(fleet.workers, ["kv_cache"], by="me")).awake
         assert fleet.states == ["ready", "ready"]
 
 
@@ -203,7 +205,7 @@ async def test_who_was_taken_out_by_hand_wakes_up_with_the_others_and_takes_no_c
         for worker in fleet.workers:
             fleet.administration.quarantine(worker, "it smells", by="me")
         await fleet.pausing.sleep(fleet.workers, 1, "abort", by="me")
-        assert await fleet.pausing.wake_up(fleet.workers, [], by="me")
+        assert (await fleet.pausing.wake_up(fleet.workers, [], by="me")).awake
         assert [engine.asleep for engine in fleet.engines] == [False, False]
         assert fleet.states == ["quarantined", "quarantined"]
 
@@ -219,8 +221,43 @@ async def test_workers_whose_weights_are_not_whole_are_not_said_to_be_awake():
         with pytest.raises(CallError, match=r"no worker's weights are whole: .* w0: update_weights: no space; w1: ") as refused:
             await fleet.pausing.wake_up(fleet.workers, [], by="me")
         assert refused.value.status == 409
-        assert not await fleet.pausing.wake_up(fleet.workers, ["weights"], by="me")
+        assert not (await fleet.pausing.wake_up(fleet.workers, ["weights"], by="me")).awake
         assert [engine.sent["wake_up"] for engine in fleet.engines] == [["weights"], ["weights"]]
+
+
+async def test_who_sleeps_on_because_its_weights_are_not_whole_is_named(monkeypatch):
+    lines = []
+    monkeypatch.setattr(pausing_module.log, "warning", lambda event, **fields: lines.append((event, fields)))
+    async with administered() as fleet:
+        await fleet.start()
+        fleet.engines[0].fails["update"] = [broken("no space")]
+        with pytest.raises(FleetFailed):
+            await fleet.receive()
+        await fleet.finish("8")
+        await fleet.pausing.sleep(fleet.workers, 1, "abort", by="me")
+        asleep = {"w0": "update_weights: no space"}
+        assert await fleet.pausing.wake_up(fleet.workers, [], by="me") == (True, asleep)
+        assert [engine.asleep for engine in fleet.engines] == [True, False]
+        assert lines == [("fleet.sleeps_on", {"workers": asleep})]
+        assert await fleet.pausing.wake_up(fleet.workers, ["weights"], by="me") == (False, {})
+
+
+async def test_waking_up_the_weights_resumes_nobody_whose_weights_are_not_whole():
+    async with administered() as fleet:
+        await fleet.start()
+        fleet.engines[0].fails["update"] = [broken("no space")]
+        with pytest.raises(FleetFailed):
+            await fleet.receive()
+        assert "no worker's weights are whole" in str(await refusal(fleet.pausing.wake_up(fleet.workers, ["weights"], by="me")))
+        await fleet.finish("8")
+        await fleet.pausing.wake_up(fleet.workers, ["weights"], by="me")
+        assert ["wake_up" in engine.asked for engine in fleet.engines] == [False, True]
+
+
+async def refusal(refused) -> CallError:
+    with pytest.raises(CallError) as error:
+        await refused
+    return error.value
 
 
 async def test_a_fleet_that_sleeps_is_not_resumed():
@@ -307,11 +344,21 @@ async def test_workers_that_are_found_paused_at_the_start_go_on_when_nobody_care
         assert fleet.states == ["paused", "ready"]
 
 
-async def test_workers_that_may_sleep_when_they_are_found_are_left_alone(autojump_clock):
+async def test_workers_that_may_sleep_when_they_are_found_are_left_alone_and_say_what_to_do(monkeypatch, autojump_clock):
+    lines = []
+    monkeypatch.setattr(standings_module.log, "warning", lambda event, **fields: lines.append((event, fields)))
     async with administered(lease=100.0) as fleet:
         find(fleet, "paused", "paused", sleep=True)
         await trio.sleep(1000)
-        assert fleet.states == ["paused", "paused"]
+        unclear = "it was paused or asleep before headrace was, and doesn't tell which; if its weights are whole, "
+        unclear += "POST /workers/w0/wake_up ends either"
+        assert (fleet.states, fleet.workers[0].reason) == (["paused", "paused"], unclear)
+        assert lines[0] == ("fleet.may_sleep", {"worker": "w0", "end": "POST /workers/w0/wake_up", "why": "no administration.journal"})
+        fleet.rig.move(fleet.workers[1], "ready")  # somebody has woken it up, or resumed it, behind headrace's back
+        await fleet.pausing.wake_up(fleet.workers[:1], [], by="me")
+        assert [(worker.state, worker.reason) for worker in fleet.workers] == [("ready", ""), ("ready", "in a test")]
+        await fleet.pause()
+        assert fleet.workers[0].reason == "by a trainer"
 
 
 async def test_the_journal_knows_who_slept(mock_clock, tmp_path):
@@ -323,6 +370,7 @@ async def test_the_journal_knows_who_slept(mock_clock, tmp_path):
     async with administered(lease=100.0, journal=path) as fleet:
         find(fleet, "paused", "paused", sleep=True)
         await wait_all_tasks_blocked()
+        assert fleet.workers[0].reason == "it sleeps"
         mock_clock.jump(1000)
         await wait_all_tasks_blocked()
         assert fleet.states == ["paused", "ready"]

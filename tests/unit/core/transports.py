@@ -21,6 +21,8 @@ class Courier:
         self.repeatable, self.grouped = repeatable, grouped
         self.prepared: list[WeightUpdate] = []
         self.applied: list[tuple[str, str]] = []
+        #: What it was told with the first worker of each update.
+        self.told: list[WeightUpdate] = []
         self.fails: defaultdict[str, list[BaseException]] = defaultdict(list)
         self.stalls: dict[str, trio.Event] = {}
 
@@ -35,6 +37,8 @@ class Courier:
 
     async def apply(self, update: WeightUpdate, member: Member, control: WorkerControl) -> None:
         self.applied.append((member.id, update.version))
+        if not self.told or self.told[-1].id != update.id:
+            self.told.append(update)
         await self._obey(member.id)
         await control.start_weight_update()
         await control.update_weights({"names": ["w"]})

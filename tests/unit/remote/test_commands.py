@@ -2,8 +2,11 @@
 
 import io
 import json
+import re
 from collections.abc import Iterator
+from typing import Any
 
+import httpx
 import pytest
 from click.testing import CliRunner, Result
 
@@ -35,6 +38,33 @@ def test_the_fleet_is_a_table(proxy):
 def test_the_fleet_is_paused_and_resumed(proxy):
     assert run(proxy, "fleet", "pause", "--mode", "wait").stdout == "w0 is paused: by a trainer\nw1 is paused: by a trainer\n"
     assert run(proxy, "fleet", "resume").stdout == "w0 is ready\nw1 is ready\n"
+
+
+def test_an_update_by_steps_that_is_open_is_shown_below_the_table(proxy):
+    def post(path: str, **body: Any) -> None:
+        httpx.post(f"{proxy.url}{path}", json=body).raise_for_status()
+
+    place = {"master_address": "127.0.0.1", "master_port": 1, "rank_offset": 1, "world_size": 3}
+    post("/init_weight_transfer_engine", init_info=place)
+    post("/start_weight_update")
+    line = run(proxy, "fleet").stdout.splitlines()[-1]
+    silent = r"for \d+ s, its trainer silent for \d+ s; ends in \d+ s"
+    assert re.fullmatch(rf"update \w+ \(steps\) of w0, w1 by 127\.0\.0\.1 python-httpx/\S+ {silent}", line), line
+    post("/update_weights", update_info={"names": ["w"], "dtype_names": ["float32"], "shapes": [[1]]})
+    post("/finish_weight_update")
+    assert len(run(proxy, "fleet").stdout.splitlines()) == 3
+
+
+def test_what_hangs_is_shown_with_whom_it_waits_for(monkeypatch):
+    operations = [{"operation": "update_weights", "by": "10.0.0.1", "seconds": 75.2, "missing": ["b"]}]
+    operations.append({"operation": "resume", "by": "10.0.0.2", "seconds": 3.0, "missing": None})
+    monkeypatch.setattr(
+        httpx, "request", lambda *_, **__: httpx.Response(200, json={"workers": [], "operations": operations, "updates": []})
+    )
+    assert CliRunner().invoke(main, ["fleet"]).stdout.splitlines()[1:] == [
+        "update_weights by 10.0.0.1 for 75 s, waits for b",
+        "resume by 10.0.0.2 for 3 s, waits for its turn",
+    ]
 
 
 def test_a_worker_is_drained_quarantined_and_released(proxy):
