@@ -137,7 +137,7 @@ def test_a_call_in_flight_finishes_on_the_version_that_it_began_with(client, one
     if worker.kind != "engine":
         pytest.skip("it answers too fast to be caught in the middle")
     client.load("flying", one).raise_for_status()
-    body = {"token_ids": PROMPT, "sampling_params": {"max_tokens": 400, "temperature": 0, "ignore_eos": True}, "model": "flying"}
+    body = {"token_ids": PROMPT, "sampling_params": {"max_tokens": 1200, "temperature": 0, "ignore_eos": True}, "model": "flying"}
     expected = client.post("/inference/v1/generate", **body).raise_for_status().json()["choices"]
     with ThreadPoolExecutor() as pool:
         flying = pool.submit(client.post, "/inference/v1/generate", **body)
