@@ -75,16 +75,14 @@ class Placer:
         Raises: `NotFound` for a model that the fleet doesn't serve, `BadRequest` when no worker's wire carries what the call needs, the
         model must be named, or no worker has the rank that was asked for, `NoWorker` when nobody is ready, `PluginFault`.
         """
-        ready = self._ready(call, tried)
-        if not ready.lanes:
-            wires = [lane.can for worker in ready.workers for lane in worker.lanes]
-            missed = missing(call.needs, wires)
-            message, field = refusal(missed, call.needed_by)
-            closed = [f"; {w.id}: {w.http_closed}" for w in ready.workers if w.http_closed and missed & HTTP_CAN]
-            raise BadRequest(message + "".join(closed), param=field)
+        ready = self._carrying(call, tried)
         choice = self._choose(call, tuple(ready.lanes))
         lane = ready.lanes[choice.worker]
         return Placement(choice, lane if choice.rank is None else lane.at_rank(choice.rank))
+
+    def candidates(self, call: Call) -> Sequence[Worker]:
+        """The workers among which a policy would choose for the call now. Raises as `place` does when there is none."""
+        return self._eligible(call, tuple(self._carrying(call, {}).lanes))
 
     def place_relayed(self, call: Call, tried: Mapping[Worker, str]) -> Choice:
         """Choose a worker with an HTTP server, for a call that goes there as it is. Raises as `place` does."""
@@ -117,6 +115,17 @@ class Placer:
             raise self._nobody(call, tried)
         if not call.model and len(ready.models) > 1:
             raise BadRequest(f"model: the fleet serves {', '.join(sorted(ready.models))}; name one", param="model")
+        return ready
+
+    def _carrying(self, call: Call, tried: Mapping[Worker, str]) -> Candidates:
+        """At least one worker that has a wire for what the call needs."""
+        ready = self._ready(call, tried)
+        if not ready.lanes:
+            wires = [lane.can for worker in ready.workers for lane in worker.lanes]
+            missed = missing(call.needs, wires)
+            message, field = refusal(missed, call.needed_by)
+            closed = [f"; {w.id}: {w.http_closed}" for w in ready.workers if w.http_closed and missed & HTTP_CAN]
+            raise BadRequest(message + "".join(closed), param=field)
         return ready
 
     def _left(self, call: Call, tried: Mapping[Worker, str]) -> Candidates:

@@ -1,7 +1,7 @@
 """The proxy as a whole: opens everything in order, and is the ASGI application while it is open."""
 
 import gc
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -13,6 +13,7 @@ from core.explaining import Explainer
 from core.fleet.administration import Administration
 from core.fleet.fleet import Fleet
 from core.fleet.transport import by_name
+from core.fleet.worker import Worker
 from core.hookcalls import is_end
 from core.hookspecs import Choice
 from core.loading import load_plugins
@@ -103,6 +104,10 @@ class Proxy:
     def preview(self, call: Call) -> Choice:
         """Where the call would go now. Nothing follows from it. Raises: `CallError`, when it could go nowhere."""
         return self._placer.place(call, {}).choice
+
+    def candidates(self, call: Call) -> Sequence[Worker]:
+        """The workers that may take the call now, at least one. Raises: `CallError`, when there is none."""
+        return self._placer.candidates(call)
 
     def finish_session(self, session_id: str) -> None:
         """Tell every plugin that a session is over, see the hook `session_finished`. Nothing happens to its calls."""

@@ -26,7 +26,8 @@ from core import (
     hookimpl,
     needs_with_transfers,
 )
-from plugins.disaggregation.legs import decode_call, encode_call, prefill_call
+from plugins.disaggregation.checks import check
+from plugins.disaggregation.legs import decode_call, encode_call, prefill_call, take_over
 from plugins.disaggregation.merging import Prefilled
 
 _NAME: Final = "disaggregation"
@@ -74,15 +75,14 @@ class Disaggregation:
         if call.kv_transfer_params:
             self._follow(call)
         elif "prefill" in self._roles and self._is_remote(call):
-            _check(call)
+            check(call, self._workers("prefill", call.model), self._workers("decode", call.model))
             call.role = "decode"
 
     @hookimpl
     def begin_attempt(self, call: Call) -> Awaitable[Call] | None:
         """See `core.hookspecs`."""
         if call.role == "decode" and not call.kv_transfer_params:
-            ready = any(worker.state == "ready" for worker in self._workers("decode", call.model))
-            return self._prefill(call) if ready else None  # else the core says why there is none
+            return self._prefill(call)
         if call.kv_transfer_params:
             return self._held(call) if call.kv_transfer_params.get("do_remote_prefill") else None
         return self._encode(call) if self._is_to_be_seen(call) else None
@@ -211,6 +211,8 @@ class Disaggregation:
         call.notes.pop(_NAME, None)
         if self._is_mostly_cached(call):
             return call
+        decode = decode_call(call, hold=self._settings.hold)
+        self._proxy.candidates(decode)  # nothing is computed for a call that nobody can go on with
         begun = await self._encode(call) if self._is_to_be_seen(call) else call
         reply, leg = await self._leg(prefill_call(begun))
         if not reply.kv_transfer_params:
@@ -219,7 +221,7 @@ class Disaggregation:
             raise CallError(503 if aborted else 502, f"prefill: {leg.worker} {why}")
         worker = self._proxy.fleet.workers.get(leg.worker)
         call.notes[_NAME] = Prefilled(reply, leg.worker, worker.policy_version if worker else None)
-        return decode_call(begun, reply, hold=self._settings.hold, leg=_told("prefill", leg))
+        return take_over(decode, reply, *begun.legs, _told("prefill", leg))
 
     async def _leg(self, call: Call) -> tuple[GenerateReply, Outcome]:
         try:
@@ -232,11 +234,3 @@ class Disaggregation:
 
 def _told(role: str, leg: Outcome) -> str:
     return f"{role}={leg.worker} ({leg.route})"
-
-
-def _check(call: Call) -> None:
-    """What the prefill can't be asked, and the decode worker would refuse too late."""
-    least, most = call.sampling.min_tokens, call.sampling.max_tokens
-    if least and most and least > most:
-        name = "sampling_params.min_tokens"
-        raise BadRequest(f"{name}: {least} is more than max_tokens, which is {most}", param=name)

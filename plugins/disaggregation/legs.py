@@ -15,15 +15,13 @@ HAND_OVER: Final[dict[str, Any]] = {
     "remote_host": None,
     "remote_port": None,
 }
-#: What shapes more than one token. A first token that ended the sequence would leave no hand-off (vLLM: only a sequence that was cut by its
-#: length has one, in older versions); a minimum above one is refused.
+#: What shapes more than one token, and would keep a part of one token from its end, or its wire from a worker. What is wrong with these is
+#: told by `checks`; what is wrong with the rest, by the worker that is asked first.
 _OF_THE_OUTPUT: Final = (
     "n",
     "min_tokens",
     "stop",
-    "stop_token_ids",
     "include_stop_str_in_output",
-    "thinking_token_budget",
     "repetition_detection",
     "stream_interval",
     "trace_decode_token_ids",
@@ -42,16 +40,18 @@ def prefill_call(call: Call) -> Call:
     return _one_token(_without(call, _OF_THE_OUTPUT, role="prefill", kv_transfer_params=dict(HAND_OVER)))
 
 
-def decode_call(call: Call, prefilled: GenerateReply, *, hold: float, leg: str) -> Call:
-    """The part that makes the output; what the prefill returned goes there as it is."""
-    later = _without(call, _OF_THE_PROMPT, stream=True, retries=1)
-    if later.sampling.routed_experts_prompt_start is not None:
-        later.sampling.routed_experts_prompt_start = prefilled.usage.prompt_tokens
-    later.return_token_ids = False
-    later.kv_transfer_params = prefilled.kv_transfer_params
-    later.ec_transfer_params = None
-    later.hold = hold
-    later.legs = (*call.legs, leg)
+def decode_call(call: Call, *, hold: float) -> Call:
+    """The part that makes the output, as far as it is known before there is a hand-off."""
+    later = _without(call, _OF_THE_PROMPT, stream=True, retries=1, return_token_ids=False, ec_transfer_params=None, hold=hold)
+    later.needs = needs_with_transfers(later)
+    return later
+
+
+def take_over(decode: Call, prefilled: GenerateReply, *legs: str) -> Call:
+    """That part with what the prefill returned, which goes there as it is."""
+    start = decode.sampling.routed_experts_prompt_start
+    sampling = replace(decode.sampling, routed_experts_prompt_start=None if start is None else prefilled.usage.prompt_tokens)
+    later = replace(decode, sampling=sampling, kv_transfer_params=prefilled.kv_transfer_params, legs=legs)
     later.needs = needs_with_transfers(later)
     return later
 

@@ -157,6 +157,17 @@ def test_nobody_eligible_is_a_503():
     assert refusal(Rig(worker("a"), plugins=[Narrows(lambda _: [])])).message == "no worker is eligible for this call"
 
 
+def test_the_candidates_are_those_that_a_policy_would_be_given():
+    http = make_worker("b", ScriptedLane(wire="http", can=RUST_HTTP_CAN))
+    rig = Rig(worker("a"), http, worker("c"), plugins=[Narrows(lambda workers: workers[:2])])
+    assert [found.id for found in rig.placer.candidates(make_call())] == ["a", "b"]
+    assert [found.id for found in rig.placer.candidates(make_call(needs={OVER_HTTP}))] == ["b"]
+    for refused in ({"needs": {"sampling_params.trace_decode_token_ids"}}, {"data_parallel_rank": 5}, {"model": "nope"}):
+        with pytest.raises(CallError) as raised:
+            rig.placer.candidates(make_call(**refused))
+        assert raised.value.message == refusal(rig, **refused).message
+
+
 def test_a_worker_that_a_plugin_makes_up_is_never_eligible():
     assert refusal(Rig(worker("a"), plugins=[Narrows(lambda _: [worker("x")])])).status == 503
 

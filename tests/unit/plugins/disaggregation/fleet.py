@@ -47,9 +47,10 @@ class Fleet(Rig):
     ) -> None:
         plugin = Disaggregation(settings or Settings())
         super().__init__(*workers, plugins=[plugin, *plugins], policies=[policy])
-        plugin.run_service(
-            cast("Proxy", SimpleNamespace(fleet=self.fleet, leg=self.path.leg, preview=self.preview, settings=ProxySettings()))
+        proxy = SimpleNamespace(
+            fleet=self.fleet, leg=self.path.leg, preview=self.preview, candidates=self.placer.candidates, settings=ProxySettings()
         )
+        plugin.run_service(cast("Proxy", proxy))
         for worker in workers:
             plugin.worker_joined(worker)
 

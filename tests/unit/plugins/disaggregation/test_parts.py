@@ -7,8 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 from google.protobuf.json_format import MessageToDict
+from msgspec.structs import replace
 
 from core.call import Call, Identity
+from core.errors import CallError
 from core.explaining import Explainer
 from core.fleet.worker import Worker
 from core.hookspecs import Choice, hookimpl
@@ -19,7 +21,7 @@ from plugins.disaggregation.legs import HAND_OVER
 from plugins.routed_experts import RoutedExperts
 from plugins.routed_experts import Settings as RowsSettings
 from tests.unit.core.lanes import output
-from tests.unit.core.rig import make_call, make_worker
+from tests.unit.core.rig import Browser, make_call, make_worker
 from tests.unit.plugins.disaggregation.fleet import HANDOFF, Fleet, decode, lane, prefill, prefilled
 from tests.unit.plugins.routed_experts.files import encoded
 
@@ -82,7 +84,7 @@ async def test_the_prefill_is_the_same_call_less_what_shapes_more_than_one_token
         assert (request.kv.cache_salt, request.priority, request.sampling.seed, request.temperature) == ("v7", 3, 3, 0.5)
         assert request.response.output_logprobs
     assert (first.stopping.min_new_tokens, first.stopping.ignore_eos) == (0, True)
-    assert (list(first.stopping.stop_strings), list(first.stopping.stop_token_ids)) == ([], [])
+    assert (list(first.stopping.stop_strings), list(first.stopping.stop_token_ids)) == ([], [5])
     assert (second.stopping.min_new_tokens, second.stopping.ignore_eos) == (2, False)
     assert (list(second.stopping.stop_strings), list(second.stopping.stop_token_ids)) == (["x"], [5])
 
@@ -267,6 +269,10 @@ async def test_a_client_that_disaggregates_by_itself_is_followed():
         ({"sampling_params": {"n": 2}, "kv_transfer_params": HANDOFF}, "sampling_params.n"),
         ({"sampling_params": {"prompt_logprobs": 0}, "kv_transfer_params": HANDOFF}, "sampling_params.prompt_logprobs"),
         ({"sampling_params": {"max_tokens": 1, "min_tokens": 2}}, "sampling_params.min_tokens"),
+        ({"sampling_params": {"min_tokens": 98}}, "sampling_params.min_tokens"),
+        ({"sampling_params": {"stop": ""}}, "sampling_params.stop"),
+        ({"sampling_params": {"stop": ["x", ""]}}, "sampling_params.stop"),
+        ({"sampling_params": {"trace_decode_token_ids": [1]}}, "sampling_params.trace_decode_token_ids"),
     ],
 )
 async def test_what_cannot_be_done_is_refused_before_anything_is_asked(body, param):
@@ -275,3 +281,22 @@ async def test_what_cannot_be_done_is_refused_before_anything_is_asked(body, par
     assert (browser.status, browser.json["error"]["param"]) == (400, param)
     assert not lane(p).requests
     assert not lane(d).requests
+
+
+async def test_what_a_decode_worker_could_not_take_is_refused_before_anything_is_asked():
+    p, d = prefill(http=True), decode(http=True)
+    fleet = Fleet(p, d)
+    d.info = replace(d.info, max_model_len=3) if d.info else None
+    long = await fleet.ask()
+    assert (long.status, long.json["error"]["param"]) == (400, "input_tokens")
+    interval = await fleet.ask(sampling_params={"stream_interval": 0})
+    assert (interval.status, interval.json["error"]["param"]) == (400, "sampling_params.stream_interval")
+    rank = await Browser({"token_ids": [1], "sampling_params": {}}, {"x-data-parallel-rank": "5"}).ask(Fleet(p, decode()))
+    assert (rank.status, rank.json["error"]["param"]) == (400, "x-data-parallel-rank")
+    assert lane(p).requests == []
+
+
+async def test_a_prompt_that_no_worker_can_take_is_refused_in_the_words_of_the_prefill():
+    p, d = prefill(CallError(400, "maximum context length", param="input_tokens")), decode()
+    browser = await Fleet(p, d).ask(token_ids=[1] * 100)
+    assert (browser.status, browser.json["error"]["message"]) == (400, "maximum context length")
