@@ -178,7 +178,7 @@ def test_rules_come_from_the_settings():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[[routing.rules]]\nmodel = 'x'", r"routing.rules\[0\]: Object missing required field `policies`"),
+        ("[[routing.rules]]\nmodel = 'x'", r"routing.rules\[0\].policies: this field is required"),
         ("[[routing.rules]]\npolicies = []", r"routing.rules\[0\].policies: Expected `array` of length >= 1"),
         ("[[routing.rules]]\npolicies = ['a']\nmodle = 'x'", r"unknown key routing.rules\[0\].modle: did you mean 'model'\?"),
     ],
