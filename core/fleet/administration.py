@@ -147,6 +147,16 @@ class Administration:
             raise FleetFailed(name, answers.failures)
         return list(answers.good.values())
 
+    async def is_paused(self, workers: Sequence[Worker]) -> bool:
+        """Whether the engines of these workers are paused: of those that a pause is for, if there are any. Who is quarantined, or waits until
+        the others are resumed, takes no calls though its engine runs.
+
+        Cancellation: safe. Raises: `FleetFailed`.
+        """
+        standings = {worker: self._standings.of(worker) for worker in workers}
+        asked = [worker for worker, standing in standings.items() if not (standing.failed or standing.waits)] or workers
+        return all(await self.read("is_paused", asked, lambda control: control.is_paused()))
+
     async def do(
         self, name: str, workers: Sequence[Worker], question: Callable[[WorkerControl], Awaitable[T]], *, by: str, same: str = ""
     ) -> list[T]:

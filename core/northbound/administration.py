@@ -133,8 +133,7 @@ class _Handlers:
         return HTTPReply.json({"status": "resumed"})
 
     async def is_paused(self, request: HTTPRequest) -> HTTPReply:
-        answers = await self._administration.read("is_paused", self._workers(request), lambda control: control.is_paused())
-        return HTTPReply.json({"is_paused": all(answers)})
+        return HTTPReply.json({"is_paused": await self._administration.is_paused(self._workers(request))})
 
     async def sleep(self, request: HTTPRequest) -> HTTPReply:
         level = request.query.get("level", "1")

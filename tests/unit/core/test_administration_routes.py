@@ -151,6 +151,20 @@ async def test_some_is_not_all():
         assert browser.json["error"]["message"] == "weight_info: the workers' versions differ: w0 has '9', w1 has 'default'"
 
 
+async def test_a_fleet_is_paused_whoever_is_quarantined_or_waits_for_the_others():
+    async with administered(1, 1, 1) as fleet:
+        routes = serve(fleet)
+        fleet.administration.quarantine(fleet.workers[1], "it smells", by="me")
+        assert (await ask(routes, "POST", "/pause", query="mode=keep")).status == 200
+        assert (await ask(routes, "GET", "/is_paused")).json == {"is_paused": True}
+        assert (await ask(routes, "GET", "/workers/w1/is_paused")).json == {"is_paused": False}
+        await fleet.administration.release(fleet.workers[1], by="me")
+        assert fleet.workers[1].reason == "it waits for the others, which are paused"
+        assert (await ask(routes, "GET", "/is_paused")).json == {"is_paused": True}
+        await ask(routes, "POST", "/resume")
+        assert (await ask(routes, "GET", "/is_paused")).json == {"is_paused": False}
+
+
 async def test_tags_may_be_repeated():
     async with administered() as fleet:
         browser = await ask(serve(fleet), "POST", "/wake_up", query="tags=weights&tags=kv_cache")
