@@ -4,10 +4,11 @@ Long prompts then don't hold up those who are generating. The KV blocks go from 
 where they are: this plugin runs a call's first parts, hands on what they return, and gives the client one reply.
 """
 
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from http import HTTPStatus
 from typing import Annotated, Final
 
+import trio
 from msgspec import Meta
 from msgspec.structs import replace
 
@@ -29,6 +30,7 @@ from core import (
 from plugins.disaggregation.checks import check
 from plugins.disaggregation.legs import decode_call, encode_call, prefill_call, take_over
 from plugins.disaggregation.merging import Prefilled
+from plugins.disaggregation.releases import Releases
 
 _NAME: Final = "disaggregation"
 #: The roles that make a model disaggregated, when it has workers of both.
@@ -40,8 +42,9 @@ class Settings(PluginSettings, frozen=True):
 
     #: A prompt of fewer tokens is computed where the output is made; those don't count which the policy takes to be cached there.
     threshold: Annotated[int, Meta(ge=0)] = 0
-    #: How long, in seconds, a decode call whose client has gone may wait for its first output. That output tells that the blocks have
-    #: come, and are freed on the prefill worker. vLLM's own lease of them lasts as long.
+    #: How long, in seconds, a decode call whose client has gone may wait for its first output, which tells that the blocks have come, and
+    #: are freed on the prefill worker; from the prefill on, how long it is tried to free those that nobody wants. vLLM's own lease of them
+    #: lasts as long.
     hold: Annotated[float, Meta(gt=0)] = 30.0
 
 
@@ -50,6 +53,7 @@ class Disaggregation:
 
     settings_type = Settings
     _proxy: Proxy
+    _releases: Releases
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -57,10 +61,12 @@ class Disaggregation:
         self._roles: set[Role] = set()
 
     @hookimpl
-    def run_service(self, proxy: Proxy) -> None:
-        """See `core.hookspecs`. There is no service: it's how a plugin gets to know the proxy."""
+    def run_service(self, proxy: Proxy) -> Callable[[], Awaitable[None]]:
+        """See `core.hookspecs`."""
         self._proxy = proxy
         self._roles |= {worker.role for worker in proxy.settings.workers}
+        self._releases = Releases(proxy, self._settings.hold)
+        return self._releases.run
 
     @hookimpl
     def worker_joined(self, worker: Worker) -> None:
@@ -133,6 +139,12 @@ class Disaggregation:
         prefilled: Prefilled | None = call.notes.get(_NAME) if call.role == "decode" else None
         if prefilled is not None:
             prefilled.complete_reply(call, result)
+
+    @hookimpl
+    def call_settled(self, call: Call, outcome: Outcome) -> None:
+        """See `core.hookspecs`. One whose client has gone was held until its decode worker had the blocks."""
+        if outcome.kind in ("refused", "failed"):
+            self._release(call)
 
     def _follow(self, call: Call) -> None:
         """A client that disaggregates by itself says what each of its calls is."""
@@ -208,7 +220,7 @@ class Disaggregation:
 
     async def _prefill(self, call: Call) -> Call:
         """A hand-off is for one decode call: whether one that has failed got the blocks, nobody can tell, and when it did they are gone."""
-        call.notes.pop(_NAME, None)
+        self._release(call)
         if self._is_mostly_cached(call):
             return call
         decode = decode_call(call, hold=self._settings.hold)
@@ -220,8 +232,20 @@ class Disaggregation:
             why = "was aborted" if aborted else "returned no kv_transfer_params: start vLLM with --kv-transfer-config"
             raise CallError(503 if aborted else 502, f"prefill: {leg.worker} {why}")
         worker = self._proxy.fleet.workers.get(leg.worker)
-        call.notes[_NAME] = Prefilled(reply, leg.worker, worker.policy_version if worker else None)
+        prefilled = Prefilled(reply, leg.worker, worker.policy_version if worker else None, trio.current_time())
+        try:
+            self._proxy.candidates(decode)
+        except CallError:  # they were paused meanwhile, or lost: the core begins anew behind the gate, or says why it can't
+            self._releases.add(call, prefilled)
+            return decode
+        call.notes[_NAME] = prefilled
         return take_over(decode, reply, *begun.legs, _told("prefill", leg))
+
+    def _release(self, call: Call) -> None:
+        """Let go of the hand-off that the call has, if its decode worker hasn't gone on with it."""
+        prefilled: Prefilled | None = call.notes.pop(_NAME, None)
+        if prefilled is not None and not prefilled.is_told:
+            self._releases.add(call, prefilled)
 
     async def _leg(self, call: Call) -> tuple[GenerateReply, Outcome]:
         try:

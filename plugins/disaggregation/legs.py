@@ -1,6 +1,7 @@
 """The parts of a call: what each worker is asked."""
 
 from typing import Any, Final
+from uuid import uuid4
 
 from msgspec.structs import replace
 
@@ -54,6 +55,36 @@ def take_over(decode: Call, prefilled: GenerateReply, *legs: str) -> Call:
     later = replace(decode, sampling=sampling, kv_transfer_params=prefilled.kv_transfer_params, legs=legs)
     later.needs = needs_with_transfers(later)
     return later
+
+
+def release_call(call: Call, prefilled: GenerateReply) -> Call:
+    """What frees the blocks of a hand-off that nobody takes over: the least of decode calls.
+
+    Nothing in it can be refused but the prompt, which the prefill has taken. Whatever was computed with other weights by now stays apart
+    from other calls' caches: its salt is its own.
+    """
+    least = replace(
+        call,
+        id=f"{call.id}-release",
+        role="decode",
+        sampling=SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True),
+        needs={need for need in call.needs if "sampling_params." not in need},
+        kv_transfer_params=prefilled.kv_transfer_params,
+        ec_transfer_params=None,
+        identity=replace(call.identity, namespace=uuid4().hex, per_worker=None, adapter=""),
+        adapter="",
+        session_id="",
+        owner={},
+        data_parallel_rank=None,
+        stream=False,
+        retries=0,
+        return_token_ids=False,
+        reasoning_ended=None,
+        reasoning_parser_kwargs=None,
+        notes=dict(call.notes),
+    )
+    least.needs = needs_with_transfers(least)
+    return least
 
 
 def _one_token(leg: Call) -> Call:

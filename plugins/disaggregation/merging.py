@@ -9,16 +9,19 @@ from plugins.disaggregation.npy import join
 
 
 class Prefilled(Struct):
-    """A prefill's reply, who gave it with which weights, and whether a stream has told of it."""
+    """A prefill's reply, who gave it with which weights and when, and whether the decode worker has gone on with it."""
 
     reply: GenerateReply
     worker: str
     #: `None` when the worker doesn't tell.
     version: str | None
+    #: On trio's clock.
+    at: float
     is_told: bool = False
 
     def complete_reply(self, call: Call, result: GenerateReply) -> None:
         """Put it into the decode worker's whole reply. Raises: `CallError` when rows of routed experts don't fit."""
+        self.is_told = True
         reply, usage, cached = self.reply, result.usage, self._cached
         result.prompt_logprobs = reply.prompt_logprobs
         result.prompt_token_id_logprobs = reply.prompt_token_id_logprobs

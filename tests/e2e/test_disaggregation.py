@@ -8,8 +8,10 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
 import pytest
 
 from tests import workers
@@ -144,6 +146,22 @@ def test_a_client_that_dies_in_the_middle_of_its_output_leaves_nothing_behind(pa
     assert 0 < settled["output"] < 1500
 
 
+def test_a_pause_between_prefill_and_decode_leaves_nothing_behind(pair: Pair):
+    proxy, prefill, decode = pair
+    before = fetched(decode)
+    with ThreadPoolExecutor() as threads:
+        sent = threads.submit(ask, proxy.url, call(LONG, 8, "paused"))
+        wait_for(lambda: _in_flight(proxy)["w0"], SOON)
+        _administer(proxy, "/pause?mode=wait")
+        wait_for(lambda: any(leg["id"] == "paused" for leg in proxy.events("leg.settled")), SOON)
+        assert kept(prefill) > 0
+        _administer(proxy, "/resume")
+        assert len(sent.result().tokens) == 8
+    wait_until_idle(pair)
+    # The hand-off from before, only for its blocks to be freed, and the one from after.
+    wait_for(lambda: fetched(decode) == before + 2 * len(LONG), SOON)
+
+
 def test_blocks_that_nobody_fetches_are_what_this_would_look_like(pair: Pair):
     """The other tests can fail: a prefill whose decode never comes keeps its blocks."""
     _, prefill, _ = pair
@@ -151,6 +169,10 @@ def test_blocks_that_nobody_fetches_are_what_this_would_look_like(pair: Pair):
     ask(prefill.http, call(PROMPT, 1, "nobody") | {"kv_transfer_params": params})
     time.sleep(2)
     assert kept(prefill) > 0
+
+
+def _administer(proxy: RunningProxy, path: str) -> None:
+    httpx.post(f"{proxy.url}{path}", timeout=60, trust_env=False).raise_for_status()
 
 
 def _in_flight(proxy: RunningProxy) -> dict[str, int]:

@@ -1,16 +1,21 @@
 """Hand-offs that come to nothing: whatever is refused, paused or updated between two workers, no block stays until its lease is over."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import httpx
 import pytest
 
 from tests import workers
-from tests.conformance.plugins.handing import PAIR, body, kept, legs, send
-from tests.proxy import RunningProxy, headrace
+from tests.conformance.plugins.handing import PAIR, body, in_flight, kept, legs, replies, send, tokens
+from tests.proxy import RunningProxy, headrace, wait_for
 from tests.workers import RunningWorker
 
 #: Much longer than any test takes.
 LEASE = 600.0
+#: Seconds that a stand-in takes for a prompt: a test that acts meanwhile waits for its beginning.
+PROMPT_SECONDS = 1.0
 
 Pair = tuple[RunningProxy, RunningWorker, RunningWorker]
 
@@ -19,10 +24,30 @@ Pair = tuple[RunningProxy, RunningWorker, RunningWorker]
 def pair() -> Iterator[Pair]:
     with (
         workers.stand_in(kv_lease=LEASE) as first,
-        workers.stand_in(kv_lease=LEASE, max_model_len=128) as second,
+        workers.stand_in(kv_lease=LEASE, max_model_len=128, max_logprobs=2) as second,
         headrace(first, second, roles=PAIR) as proxy,
     ):
         yield proxy, first, second
+
+
+@pytest.fixture(scope="module")
+def slow() -> Iterator[Pair]:
+    with (
+        workers.stand_in(kv_lease=LEASE, token_delay=PROMPT_SECONDS) as first,
+        workers.stand_in(kv_lease=LEASE) as second,
+        headrace(first, second, roles=PAIR) as proxy,
+    ):
+        yield proxy, first, second
+
+
+def administer(proxy: RunningProxy, path: str, **more: Any) -> None:
+    httpx.post(f"{proxy.url}{path}", timeout=60, trust_env=False, **more).raise_for_status()
+
+
+def wait_until_freed(*workers: RunningWorker) -> None:
+    for worker in workers:
+        wait_for(lambda worker=worker: not kept(worker))
+        assert worker.metric("vllm:nixl_num_kv_expired_reqs_total") == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -49,3 +74,31 @@ def test_a_call_that_is_refused_is_refused_before_a_hand_off(pair, sampling, hea
     assert not kept(first)
     assert not [leg for leg in legs(proxy, response.headers["x-request-id"]) if leg["outcome"] == "ok"]
     assert proxy.in_flight() == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_only_the_decode_worker_refuses_leaves_no_block_behind(pair, stream):
+    proxy, first, second = pair
+    response = send(proxy.url, body(stream=stream, logprobs=5))
+    assert response.status_code == 400, response.text
+    assert "max allowed: 2" in response.text
+    assert [leg["outcome"] for leg in legs(proxy, response.headers["x-request-id"])] == ["ok"]
+    wait_until_freed(first, second)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_pauses_between_the_parts_leave_no_block_behind(slow, stream):
+    proxy, first, second = slow
+    name = f"paused-{stream}"
+    with ThreadPoolExecutor() as threads:
+        sent = threads.submit(send, proxy.url, body(stream=stream) | {"request_id": name})
+        for number in (1, 2):
+            wait_for(lambda: in_flight(proxy, "w0"))
+            administer(proxy, "/pause?mode=wait")
+            wait_for(lambda number=number: len(legs(proxy, name)) == number)
+            assert kept(first)
+            administer(proxy, "/resume")
+        response = sent.result()
+    assert len(tokens(replies(response))) == 4
+    assert [leg["outcome"] for leg in legs(proxy, name)] == ["ok"] * 3
+    wait_until_freed(first, second)

@@ -1,7 +1,12 @@
 """A disaggregated fleet in memory: the path, the plugin, and lanes that answer from scripts."""
 
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
+
+import trio
+from trio.testing import wait_all_tasks_blocked
 
 from core.call import Call
 from core.fleet.worker import Worker
@@ -50,9 +55,18 @@ class Fleet(Rig):
         proxy = SimpleNamespace(
             fleet=self.fleet, leg=self.path.leg, preview=self.preview, candidates=self.placer.candidates, settings=ProxySettings()
         )
-        plugin.run_service(cast("Proxy", proxy))
+        self._service = plugin.run_service(cast("Proxy", proxy))
         for worker in workers:
             plugin.worker_joined(worker)
+
+    @asynccontextmanager
+    async def releasing(self) -> AsyncGenerator[None, None]:
+        """While this lasts, and at its end until nothing moves, blocks of hand-offs that come to nothing are freed."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._service)
+            yield
+            await wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
 
     def preview(self, call: Call) -> Choice:
         return self.placer.place(call, {}).choice

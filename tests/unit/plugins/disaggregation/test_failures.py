@@ -185,19 +185,3 @@ async def test_a_paused_decode_pool_holds_calls_back_before_anything_is_computed
         assert not lane(p).requests
         fleet.move(d, "ready")
     assert (browser.status, len(lane(p).requests)) == (200, 1)
-
-
-async def test_a_hand_off_from_before_a_pause_is_not_used_after_it():
-    computed = trio.Event()
-    p, d = prefill(computed, prefilled()), decode()
-    fleet = Fleet(p, d)
-    browser = Browser(BODY)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(browser.ask, fleet)
-        await wait_all_tasks_blocked()
-        fleet.move(d, "paused")
-        computed.set()
-        await wait_all_tasks_blocked()
-        assert (len(lane(p).requests), lane(d).requests) == (1, [])
-        fleet.move(d, "ready")
-    assert (browser.status, len(lane(p).requests), len(lane(d).requests)) == (200, 2, 1)
