@@ -148,8 +148,8 @@ class Administration:
         return list(answers.good.values())
 
     async def is_paused(self, workers: Sequence[Worker]) -> bool:
-        """Whether the engines of these workers are paused: of those that a pause is for, if there are any. Who is quarantined, or waits until
-        the others are resumed, takes no calls though its engine runs.
+        """Whether the engines of these workers are paused: of those that a pause is for, if there are any. Who is quarantined, or waits
+        until the others are resumed, takes no calls though its engine runs.
 
         Cancellation: safe. Raises: `FleetFailed`.
         """

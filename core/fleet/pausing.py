@@ -44,6 +44,8 @@ class Pausing:
     async def pause(self, workers: Sequence[Worker], mode: PauseMode, *, clear_cache: bool, by: str) -> None:
         """Pause every worker that isn't quarantined, or none: the gate closes first, and when one fails, those that were running go on.
 
+        When all are quarantined nobody takes calls, and it succeeds, so that an update can follow that heals them.
+
         `wait` has no deadline: it lasts as long as the longest call. In the middle of an update only `keep` is taken, whose engine does
         nothing: calls that are frozen there can neither go on nor, with data-parallel ranks, be ended without a forward pass.
         """
@@ -51,7 +53,9 @@ class Pausing:
         async def work(operation: Operation) -> None:
             if mode != "keep":
                 self._demand_whole(operation, workers, "finish it first (/finish_weight_update), or pause with mode=keep")
-            sound = self._sound(operation, workers)
+            sound = self._sound(workers)
+            if not sound:
+                await self._still(operation, workers, clear_cache=clear_cache)
             running = [worker for worker in sound if not self._standings.of(worker).paused]
             again = [worker for worker in sound if worker not in running]
             for worker in running:
@@ -173,7 +177,10 @@ class Pausing:
         async def work(operation: Operation) -> None:
             self._demand_whole(operation, workers)
             self._standings.let_go_of(workers)
-            sound = self._sound(operation, workers)
+            sound = self._sound(workers)
+            if not sound:
+                reasons = "; ".join(f"{worker.id}: {self._standings.of(worker).failed}" for worker in workers)
+                raise CallError(HTTPStatus.CONFLICT, f"{operation.name}: every worker is quarantined: {reasons}")
             if asleep := [worker.id for worker in sound if self._standings.of(worker).asleep]:
                 text = f"{operation.name}: {', '.join(asleep)} sleep: wake them up first (/wake_up), which resumes them, too"
                 raise CallError(HTTPStatus.CONFLICT, text)
@@ -244,6 +251,16 @@ class Pausing:
 
         return await self._operations.do("wake_up", workers, work, by=by, same=" ".join(tags))
 
+    async def _still(self, operation: Operation, workers: Sequence[Worker], *, clear_cache: bool) -> None:
+        """Pause, as far as they can, workers that take no calls: whom an update heals then waits for the resume as others do."""
+
+        async def pause(control: WorkerControl) -> None:
+            await control.worker.settle()
+            await control.pause("keep", clear_cache=clear_cache)
+
+        for worker in (await operation.ask(workers, pause, deadline=self._deadline)).good:
+            self._standings.of(worker).paused, self._standings.of(worker).left_frozen = "trainer", False
+
     def _may_wake(self, worker: Worker) -> bool:
         """Whether waking up its weights alone starts no forward pass on half of them."""
         standing = self._standings.of(worker)
@@ -261,10 +278,6 @@ class Pausing:
             text = f"{operation.name}: a weight update is running on {', '.join(updating)}: {advice}"
             raise CallError(HTTPStatus.CONFLICT, text)
 
-    def _sound(self, operation: Operation, workers: Sequence[Worker]) -> list[Worker]:
-        """The workers that aren't quarantined; there must be one."""
-        sound = [worker for worker in workers if not self._standings.of(worker).failed]
-        if not sound:
-            reasons = "; ".join(f"{worker.id}: {self._standings.of(worker).failed}" for worker in workers)
-            raise CallError(HTTPStatus.CONFLICT, f"{operation.name}: every worker is quarantined: {reasons}")
-        return sound
+    def _sound(self, workers: Sequence[Worker]) -> list[Worker]:
+        """The workers that aren't quarantined."""
+        return [worker for worker in workers if not self._standings.of(worker).failed]

@@ -115,6 +115,21 @@ async def test_a_new_process_may_be_taken_as_it_is():
         assert fleet.states == ["ready", "ready"]
 
 
+async def test_a_fleet_of_new_processes_is_healed_by_a_trainer_that_pauses_first():
+    async with fleet_of(repeatable=False) as fleet:
+        await fleet.update("8")
+        for index, worker in enumerate(fleet.workers):
+            fleet.restart(index)
+            serve_http(worker, {"results": [None]})
+        assert fleet.states == ["quarantined", "quarantined"]
+        await fleet.administered.pause()
+        assert await fleet.administered.administration.is_paused(fleet.workers)
+        await fleet.administered.methods.call(fleet.workers, {"method": "reload_weights"}, by="me", version="9")
+        assert (fleet.states, [engine.paused for engine in fleet.engines]) == (["paused", "paused"], [True, True])
+        await fleet.administered.resume()
+        assert (fleet.states, [engine.paused for engine in fleet.engines]) == (["ready", "ready"], [False, False])
+
+
 async def test_the_only_worker_of_a_model_is_held_out_as_well():
     async with fleet_of(1, repeatable=False) as fleet:
         await fleet.update("8")

@@ -430,10 +430,24 @@ async def test_a_drained_worker_gets_no_calls_until_it_is_released():
         assert fleet.states == ["ready", "ready"]
 
 
-async def test_a_fleet_of_quarantined_workers_can_not_be_paused_or_resumed():
+async def test_a_fleet_of_quarantined_workers_is_not_resumed():
     async with administered(1) as fleet:
         fleet.administration.quarantine(fleet.workers[0], "it smells", by="me")
-        for operation in (fleet.pause, fleet.resume):
-            with pytest.raises(CallError, match="every worker is quarantined: w0: it smells") as refused:
-                await operation()
-            assert refused.value.status == 409
+        with pytest.raises(CallError, match="every worker is quarantined: w0: it smells") as refused:
+            await fleet.resume()
+        assert refused.value.status == 409
+
+
+async def test_a_fleet_of_quarantined_workers_is_paused_as_far_as_it_can_be():
+    async with administered() as fleet:
+        for worker in fleet.workers:
+            fleet.administration.quarantine(worker, "it smells", by="me")
+        fleet.engines[1].fails["pause"] = [broken("it doesn't want to")]
+        await fleet.pause(mode="wait")
+        assert fleet.engines[0].sent["pause"] == (vllm.PauseMode.KEEP, False)
+        assert ([engine.paused for engine in fleet.engines], fleet.states) == ([True, False], ["quarantined", "quarantined"])
+        for worker in fleet.workers:
+            await fleet.administration.release(worker, by="me")
+        assert (fleet.states, fleet.workers[1].reason) == (["paused", "paused"], "it waits for the others, which are paused")
+        await fleet.resume()
+        assert fleet.states == ["ready", "ready"]
