@@ -56,15 +56,17 @@ class Journal:
         self._path = path
         self.entries: deque[Entry] = deque(maxlen=KEPT)
         self._facts: dict[tuple[str, str], Entry] = {}
-        #: Whether it tells of a headrace before this one.
-        self.remembers = False
         self._send, self._receive = trio.open_memory_channel[Entry | trio.Event](math.inf)
         if path:
             entries, facts = _read(path)
-            self.remembers = bool(entries)
             self.entries.extend(entries)
             for entry in facts:
                 self._note(entry)
+
+    @property
+    def lasts(self) -> bool:
+        """Whether it lies in a file, so that the next headrace knows it."""
+        return bool(self._path)
 
     def add(self, what: str, workers: Sequence[str], *, by: str, **detail: Any) -> None:
         """Add an entry, with the time of now."""
@@ -81,10 +83,10 @@ class Journal:
             self._send.send_nowait(written)
             await written.wait()
 
-    def last_state(self, worker: str, instance: str | None = None) -> dict[str, Any] | None:
-        """What the last entry says of this process of a worker, or of whichever: `state`, `reason`, `instance`; `None` if there is none."""
+    def last_state(self, worker: str, instance: str) -> dict[str, Any] | None:
+        """What the last entry says of this process of a worker: `state`, `reason`, `instance`; `None` when there is none."""
         entry = self._facts.get(("state", worker))
-        return entry.detail if entry and instance in {None, entry.detail["instance"]} else None
+        return entry.detail if entry and entry.detail["instance"] == instance else None
 
     def facts(self, what: str) -> list[Entry]:
         """The latest entry of this kind about each, the oldest first."""
