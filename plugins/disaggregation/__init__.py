@@ -4,7 +4,7 @@ Long prompts then don't hold up those who are generating. The KV blocks go from 
 where they are: this plugin runs a call's first parts, hands on what they return, and gives the client one reply.
 """
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence, Set
 from http import HTTPStatus
 from typing import Annotated, Final
 
@@ -104,7 +104,11 @@ class Disaggregation:
         if self._is_mostly_cached(call):
             least = self._settings.threshold
             return [f"no prefill elsewhere: fewer than {least:,} tokens (threshold) are taken not to be cached on the decode worker"]
-        return [*legs, self._previewed(prefill_call(call))]
+        try:
+            versions = self._versions(decode_call(call, hold=self._settings.hold))
+        except CallError:  # the choice says why
+            return [*legs, self._previewed(prefill_call(call))]
+        return [*legs, self._previewed(prefill_call(call, **{_NAME: versions}))]
 
     @hookimpl
     def explain_unready(self, model: str, workers: Sequence[Worker]) -> str | None:
@@ -118,13 +122,18 @@ class Disaggregation:
     @hookimpl
     def eligible_workers(self, call: Call, workers: Sequence[Worker]) -> Sequence[Worker] | None:
         """See `core.hookspecs`."""
-        prefilled: Prefilled | None = call.notes.get(_NAME) if call.role == "decode" else None
-        if prefilled is None or prefilled.version is None:
-            return None
-        same = [worker for worker in workers if worker.policy_version in (None, prefilled.version)]
-        if not same:
-            raise NoWorker(f"no decode worker has the weights that {prefilled.worker} has computed the prompt with: {prefilled.version!r}")
-        return same
+        match call.role, call.notes.get(_NAME):
+            case "decode", Prefilled() as prefilled:
+                why = f"no decode worker has the weights that {prefilled.worker} has computed the prompt with: {prefilled.version!r}"
+                return _having(workers, {prefilled.version}, why)
+            case "prefill", frozenset() as versions:
+                told = ", ".join(sorted(map(repr, versions)))
+                return _having(workers, versions, f"no prefill worker that is ready has the weights of a decode worker: {told}")
+            case "decode", None if not call.kv_transfer_params:
+                ready = {worker.policy_version for worker in self._workers("prefill", call.model) if worker.state == "ready"}
+                return _having(workers, ready)
+            case _:
+                return None
 
     @hookimpl(tryfirst=True)
     def lift_output(self, call: Call, output: Output) -> None:
@@ -224,22 +233,29 @@ class Disaggregation:
         if self._is_mostly_cached(call):
             return call
         decode = decode_call(call, hold=self._settings.hold)
-        self._proxy.candidates(decode)  # nothing is computed for a call that nobody can go on with
+        versions = self._versions(decode)  # nothing is computed for a call that nobody can go on with
         begun = await self._encode(call) if self._is_to_be_seen(call) else call
-        reply, leg = await self._leg(prefill_call(begun))
-        if not reply.kv_transfer_params:
-            aborted = reply.choices[0].finish_reason == "abort"
-            why = "was aborted" if aborted else "returned no kv_transfer_params: start vLLM with --kv-transfer-config"
-            raise CallError(503 if aborted else 502, f"prefill: {leg.worker} {why}")
-        worker = self._proxy.fleet.workers.get(leg.worker)
-        prefilled = Prefilled(reply, leg.worker, worker.policy_version if worker else None, trio.current_time())
-        try:
-            self._proxy.candidates(decode)
-        except CallError:  # they were paused meanwhile, or lost: the core begins anew behind the gate, or says why it can't
+        while True:
+            reply, leg = await self._leg(prefill_call(begun, **{_NAME: versions}))
+            if not reply.kv_transfer_params:
+                aborted = reply.choices[0].finish_reason == "abort"
+                why = "was aborted" if aborted else "returned no kv_transfer_params: start vLLM with --kv-transfer-config"
+                raise CallError(503 if aborted else 502, f"prefill: {leg.worker} {why}")
+            worker = self._proxy.fleet.workers.get(leg.worker)
+            prefilled = Prefilled(reply, leg.worker, worker.policy_version if worker else None, trio.current_time())
+            try:
+                versions = self._versions(decode)
+            except CallError:  # they were paused meanwhile, or lost: the core begins anew behind the gate, or says why it can't
+                self._releases.add(call, prefilled)
+                return decode
+            if prefilled.version is None or versions & {prefilled.version, None}:
+                call.notes[_NAME] = prefilled
+                return take_over(decode, reply, *begun.legs, _told("prefill", leg))
             self._releases.add(call, prefilled)
-            return decode
-        call.notes[_NAME] = prefilled
-        return take_over(decode, reply, *begun.legs, _told("prefill", leg))
+
+    def _versions(self, decode: Call) -> frozenset[str | None]:
+        """Those of the workers that may make the call's output now. Raises: the `CallError` that says why there is none."""
+        return frozenset(worker.policy_version for worker in self._proxy.candidates(decode))
 
     def _release(self, call: Call) -> None:
         """Let go of the hand-off that the call has, if its decode worker hasn't gone on with it."""
@@ -258,3 +274,13 @@ class Disaggregation:
 
 def _told(role: str, leg: Outcome) -> str:
     return f"{role}={leg.worker} ({leg.route})"
+
+
+def _having(workers: Sequence[Worker], versions: Set[str | None], why: str = "") -> Sequence[Worker] | None:
+    """Those that have one of these versions, as far as both are known. Raises `NoWorker` when there are none, if there is a `why`."""
+    if None in versions:
+        return None
+    having = [worker for worker in workers if worker.policy_version is None or worker.policy_version in versions]
+    if not having and why:
+        raise NoWorker(why)
+    return having or None

@@ -36,9 +36,13 @@ def encode_call(call: Call) -> Call:
     return _one_token(_without(call, _OF_THE_OUTPUT + _OF_THE_PROMPT, role="encode"))
 
 
-def prefill_call(call: Call) -> Call:
-    """The part that computes the prompt, and says what is asked of it. It checks the rest, too: what it refuses never gets further."""
-    return _one_token(_without(call, _OF_THE_OUTPUT, role="prefill", kv_transfer_params=dict(HAND_OVER)))
+def prefill_call(call: Call, **notes: Any) -> Call:
+    """The part that computes the prompt, and says what is asked of it. It checks the rest, too: what it refuses never gets further.
+
+    `notes` are put to those of the call.
+    """
+    leg = _without(call, _OF_THE_OUTPUT, role="prefill", kv_transfer_params=dict(HAND_OVER), notes=call.notes | notes)
+    return _one_token(leg)
 
 
 def decode_call(call: Call, *, hold: float) -> Call:

@@ -86,6 +86,34 @@ def test_what_only_the_decode_worker_refuses_leaves_no_block_behind(pair, stream
     wait_until_freed(first, second)
 
 
+def test_a_prompt_is_computed_with_weights_that_a_decode_worker_has():
+    with (
+        workers.stand_in(kv_lease=LEASE) as newer,
+        workers.stand_in(kv_lease=LEASE) as first,
+        workers.stand_in(kv_lease=LEASE) as second,
+        headrace(newer, first, second, roles=("prefill", *PAIR)) as proxy,
+    ):
+        administer(proxy, "/workers/w0/update_weight_version", json={"new_version": "7"})
+        for _ in range(4):
+            response = send(proxy.url, body())
+            assert (response.status_code, response.headers["x-headrace-worker"]) == (200, "w2")
+            assert response.headers["x-headrace-route"].startswith("prefill=w1 ")
+        wait_until_freed(newer, first)
+
+
+def test_weights_that_change_between_the_parts_leave_no_block_behind(slow):
+    proxy, first, second = slow
+    with ThreadPoolExecutor() as threads:
+        sent = threads.submit(send, proxy.url, body())
+        wait_for(lambda: in_flight(proxy, "w0"))
+        administer(proxy, "/workers/w1/update_weight_version", json={"new_version": "8"})
+        response = sent.result()
+        administer(proxy, "/update_weight_version", json={"new_version": "8"})
+    assert response.status_code == 503
+    assert response.json()["error"]["message"] == "prefill: no prefill worker that is ready has the weights of a decode worker: '8'"
+    wait_until_freed(first, second)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_pauses_between_the_parts_leave_no_block_behind(slow, stream):
     proxy, first, second = slow

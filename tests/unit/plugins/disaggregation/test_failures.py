@@ -5,8 +5,9 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from core.errors import CallError, WorkerLost
+from core.explaining import Explainer
 from tests.unit.core.lanes import output
-from tests.unit.core.rig import Browser, make_worker
+from tests.unit.core.rig import Browser, make_call, make_worker
 from tests.unit.plugins.disaggregation.fleet import Fleet, decode, lane, prefill, prefilled
 
 FAILED = CallError(500, "engine failed during generation")
@@ -167,11 +168,42 @@ async def test_blocks_go_to_no_worker_with_other_weights():
     p.policy_version, other.policy_version, same.policy_version = "7", "6", "7"
     for _ in range(2):
         assert (await Fleet(p, other, same).ask()).headers["x-headrace-worker"] == "d1"
-    browser = await Fleet(p, other).ask()
-    assert (browser.status, lane(other).requests) == (503, [])
-    assert browser.json["error"]["message"] == "no decode worker has the weights that p has computed the prompt with: '7'"
+
+
+@pytest.mark.parametrize("versions", [("6", "7"), ("6", None), (None, "7")])
+async def test_a_prompt_is_computed_with_weights_that_a_decode_worker_has(versions):
+    old, new, d = prefill(name="p0"), prefill(name="p1"), decode()
+    old.policy_version, new.policy_version, d.policy_version = *versions, "7"
+    fleet = Fleet(old, new, d)
+    assert [(await fleet.ask()).status for _ in range(4)] == [200] * 4
+    assert bool(lane(old).requests) == (versions[0] is None)
+    assert lane(new).requests
+
+
+async def test_without_a_pair_of_the_same_weights_nothing_is_computed():
+    p, d = prefill(), decode()
+    p.policy_version, d.policy_version = "7", "6"
+    fleet = Fleet(p, d)
+    browser = await fleet.ask()
+    why = "prefill: no prefill worker that is ready has the weights of a decode worker: '6'"
+    assert (browser.status, browser.json["error"]["message"], lane(p).requests) == (503, why, [])
+    explanation = await Explainer(fleet.registry, fleet.fleet, fleet.placer, fleet.path).explain(make_call())
+    assert explanation.legs == ["prefill: nowhere now: no prefill worker that is ready has the weights of a decode worker: '6'"]
     p.policy_version = None
-    assert (await Fleet(p, other).ask()).status == 200
+    assert (await fleet.ask()).status == 200
+
+
+async def test_who_asks_where_a_call_would_go_is_told_of_a_pair_of_the_same_weights():
+    workers = {name: make(name=name) for name, make in {"p0": prefill, "p1": prefill, "d0": decode, "d1": decode}.items()}
+    for name, version in {"p0": "5", "p1": "6", "d0": "7", "d1": "6"}.items():
+        workers[name].policy_version = version
+    fleet = Fleet(*workers.values())
+    explainer = Explainer(fleet.registry, fleet.fleet, fleet.placer, fleet.path)
+    for _ in range(2):
+        explanation = await explainer.explain(make_call())
+        assert explanation.choice
+        assert (explanation.choice.worker, explanation.legs) == ("d1", ["prefill=p1 (round-robin)"])
+        assert (await fleet.ask()).headers["x-headrace-route"] == "prefill=p1 (round-robin), decode=d1 (round-robin)"
 
 
 async def test_a_paused_decode_pool_holds_calls_back_before_anything_is_computed():

@@ -99,6 +99,21 @@ async def test_blocks_whose_lease_is_over_are_not_freed(autojump_clock):
     assert (browser.status, releases(d)) == (200, [])
 
 
+async def test_weights_that_change_between_the_parts_let_the_call_begin_anew_and_free_the_blocks():
+    computed = trio.Event()
+    old, new, d = prefill(computed, prefilled(), name="p0"), prefill(name="p1"), decode()
+    old.policy_version = new.policy_version = d.policy_version = "7"
+    fleet = Fleet(old, new, d)
+    browser = Browser(BODY)
+    async with fleet.releasing(), trio.open_nursery() as nursery:
+        nursery.start_soon(browser.ask, fleet)
+        await wait_all_tasks_blocked()
+        new.policy_version = d.policy_version = "8"
+        computed.set()
+    assert (browser.status, browser.headers["x-headrace-route"]) == (200, "prefill=p1 (round-robin), decode=d (round-robin)")
+    assert len(releases(d)) == 1
+
+
 async def test_blocks_that_the_decode_worker_has_gone_on_with_are_not_freed_again():
     d = decode(output(8), CallError(500, "engine failed during generation"))
     fleet = Fleet(prefill(), d)
