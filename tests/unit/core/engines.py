@@ -46,6 +46,14 @@ def serve_http(worker, answer: Any):
     return bodies
 
 
+def restart(fleet: "AdministeredFleet", worker: Worker) -> None:
+    """Another process comes in the worker's place, with the same engine."""
+    assert worker.info
+    fleet.rig.move(worker, "gone")
+    worker.info = replace(worker.info, instance_id="2")
+    fleet.rig.move(worker, "ready")
+
+
 class Engine:
     """`vllm.Control` of one worker. It fails as `fails` says, each entry once, and waits for `stalls` first."""
 

@@ -11,8 +11,7 @@ from core.errors import BadRequest
 from core.fleet import latecomers as latecomers_module
 from core.fleet.progress import Update, UpdateRequest
 from core.fleet.worker import Worker
-from tests.unit.core.engines import AdministeredFleet, Engine, administered, broken, refused
-from tests.unit.core.test_updating import serve_http
+from tests.unit.core.engines import AdministeredFleet, Engine, administered, broken, refused, serve_http
 from tests.unit.core.transports import Courier
 
 HELP = "update the fleet, or take it as it is (POST /fleet/workers/w1/release)"

@@ -11,10 +11,9 @@ from core.errors import CallError
 from core.fleet.operations import FleetFailed
 from core.northbound.updates import add_update_routes
 from core.routes import Routes
-from tests.unit.core.engines import UPDATE, AdministeredFleet, administered, broken, refused, serve_http
+from tests.unit.core.engines import UPDATE, AdministeredFleet, administered, broken, refused, restart, serve_http
 from tests.unit.core.test_routes import ask
-from tests.unit.core.test_updates import fleet_of
-from tests.unit.core.test_updating import restart
+from tests.unit.core.transports import fleet_of
 
 
 def shown(fleet: AdministeredFleet) -> list[tuple[str, str, str | None, str]]:

@@ -1,7 +1,8 @@
-"""A weight transport whose every step can fail or stall."""
+"""A weight transport whose every step can fail or stall, and a fleet that is updated over it."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import trio
@@ -9,7 +10,9 @@ import trio
 from core.errors import BadRequest
 from core.fleet.cohort import Member
 from core.fleet.control import WorkerControl
+from core.fleet.progress import Update, UpdateRequest
 from core.fleet.transport import WeightUpdate
+from tests.unit.core.engines import AdministeredFleet, administered
 
 
 class Courier:
@@ -50,3 +53,37 @@ class Courier:
             await self.stalls[step].wait()
         if self.fails[step]:
             raise self.fails[step].pop(0)
+
+
+class UpdatedFleet:
+    """A fleet under administration, and the transport to it."""
+
+    def __init__(self, fleet: AdministeredFleet, courier: Courier) -> None:
+        self.administered = fleet
+        self.courier = courier
+        self.engines, self.workers = fleet.engines, fleet.workers
+
+    def ask(self, version: str = "8", **changes: Any) -> Update:
+        request = UpdateRequest(version, "courier", changes.pop("options", {}), **changes)
+        return self.administered.administration.updates.ask(request, self.administered.administration.workers(), by="me")
+
+    async def update(self, version: str = "8", **changes: Any) -> Update:
+        update = self.ask(version, **changes)
+        await update.done.wait()
+        return update
+
+    @property
+    def states(self) -> list[str]:
+        return self.administered.states
+
+    @property
+    def paused(self) -> list[bool]:
+        return [engine.paused for engine in self.engines]
+
+
+@asynccontextmanager
+async def fleet_of(*world_sizes: int, repeatable: bool = True, grouped: bool = False, **settings: Any) -> AsyncIterator["UpdatedFleet"]:
+    """A fleet of workers with so many ranks, two of one by default; `settings` are those of the administration."""
+    courier = Courier(repeatable=repeatable, grouped=grouped)
+    async with administered(*world_sizes, transports=[courier], **settings) as fleet:
+        yield UpdatedFleet(fleet, courier)
