@@ -47,6 +47,7 @@ class Administration:
         self._standings = Standings(fleet, self.journal, self.current)
         self._operations = Operations(settings, self.journal)
         self._operations.ended = self._ended
+        self._operations.left = lambda operation: self._standings.touch(self._there(operation.workers))
         self.pausing = Pausing(settings, self._operations, self._standings)
         self.joining = Joining(settings, self._operations, self._standings, self.journal)
         self.trainers = TrainerUpdates(self.journal)
@@ -245,7 +246,7 @@ class Administration:
         standing = self._standings.of(worker)
         paused = standing.paused == "trainer" if standing.failed else self._standings.is_paused(worker)
         left_alone = standing.updating or paused
-        if not left_alone or self._operations.is_busy(worker):
+        if not left_alone or self.pausing.is_busy(worker):
             return float("inf")
         return standing.touched + self._settings.lease
 
@@ -273,4 +274,5 @@ class Administration:
                 self._standings.of(worker).waits = False
             await self.pausing.start_again(operation, sound)
 
+        self.pausing.end_waiting(workers, f"its trainer was silent for {seconds:g} s")
         await self._operations.do("lease_ended", workers, work, by="headrace")

@@ -84,6 +84,8 @@ class Operation:
         self.started = trio.current_time()
         #: Workers that were asked and have not answered; `None` while it waits for its turn.
         self.missing: list[str] | None = None
+        #: Clients that wait for its end.
+        self.awaited = 0
         self._given_up_by = ""
         self._scopes: list[trio.CancelScope] = []
 
@@ -172,6 +174,8 @@ class Operations:
         self.running: list[Operation] = []
         #: Told of each operation that has ended.
         self.ended: Callable[[Operation], None] = lambda _: None
+        #: Told of each that nobody waits for any more, before it has ended.
+        self.left: Callable[[Operation], None] = lambda _: None
         self._pending: dict[tuple[str, tuple[str, ...], str], _Pending] = {}
         self._locks: dict[str, trio.Lock] = {}
         self._send, self._receive = trio.open_memory_channel[Callable[[], Awaitable[None]]](math.inf)
@@ -221,7 +225,13 @@ class Operations:
                     pending.done.set()
 
             self._send.send_nowait(run)
-        await pending.done.wait()
+        pending.operation.awaited += 1
+        try:
+            await pending.done.wait()
+        finally:
+            pending.operation.awaited -= 1
+            if not (pending.operation.awaited or pending.done.is_set()):
+                self.left(pending.operation)
         if pending.failure:
             raise pending.failure
         return cast("T", pending.result)
@@ -230,10 +240,6 @@ class Operations:
         """Those that run on one of these workers, or wait to."""
         asked = set(workers)
         return [operation for operation in self.running if not asked.isdisjoint(operation.workers)]
-
-    def is_busy(self, worker: Worker) -> bool:
-        """Whether an operation runs on this worker, or waits to."""
-        return bool(self.on([worker]))
 
     def _is_last(self, operation: Operation) -> bool:
         """Whether nothing was asked of its workers since."""

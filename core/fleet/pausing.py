@@ -29,6 +29,14 @@ class Woken(NamedTuple):
     asleep: Mapping[str, str]
 
 
+class _Waiting:
+    """A pause that waits for calls; what ends it before they do."""
+
+    def __init__(self) -> None:
+        self.scope = trio.CancelScope()
+        self.ended_by = ""
+
+
 class Pausing:
     """All workers or none.
 
@@ -40,14 +48,16 @@ class Pausing:
         self._deadline = settings.deadline
         self._operations = operations
         self._standings = standings
+        self._waiting: dict[Operation, _Waiting] = {}
 
     async def pause(self, workers: Sequence[Worker], mode: PauseMode, *, clear_cache: bool, by: str) -> None:
         """Pause every worker that isn't quarantined, or none: the gate closes first, and when one fails, those that were running go on.
 
         When all are quarantined nobody takes calls, and it succeeds, so that an update can follow that heals them.
 
-        `wait` has no deadline: it lasts as long as the longest call. In the middle of an update only `keep` is taken, whose engine does
-        nothing: calls that are frozen there can neither go on nor, with data-parallel ranks, be ended without a forward pass.
+        `wait` has no deadline: it lasts as long as the longest call, unless a resume or `end_waiting` ends it (409). In the middle of an
+        update only `keep` is taken, whose engine does nothing: calls that are frozen there can neither go on nor, with data-parallel ranks,
+        be ended without a forward pass.
         """
 
         async def work(operation: Operation) -> None:
@@ -61,12 +71,32 @@ class Pausing:
             for worker in running:
                 self._standings.of(worker).paused, self._standings.of(worker).left_frozen = "trainer", False
                 self._standings.show(worker)
-            await self.stop(operation, running, mode, clear_cache=clear_cache, also=again)
+            waiting = _Waiting()
+            if mode == "wait":
+                self._waiting[operation] = waiting
+            try:
+                await self.stop(operation, running, mode, clear_cache=clear_cache, also=again, scope=waiting.scope)
+            finally:
+                self._waiting.pop(operation, None)
+            if waiting.scope.cancelled_caught:
+                await self.start_again(operation, running)
+                raise CallError(HTTPStatus.CONFLICT, f"{operation.name}: ended before all calls had: {waiting.ended_by}")
             for worker in again:
                 self._standings.of(worker).paused = "trainer"
                 self._standings.show(worker)
 
         await self._operations.do("pause", workers, work, by=by, same=f"{mode} {clear_cache}")
+
+    def end_waiting(self, workers: Sequence[Worker], reason: str) -> None:
+        """End, for that reason, pauses of one of these workers that still wait for calls; whoever they have paused goes on."""
+        for operation in self._operations.on(workers):
+            if waiting := self._waiting.get(operation):
+                waiting.ended_by = reason
+                waiting.scope.cancel()
+
+    def is_busy(self, worker: Worker) -> bool:
+        """Whether an operation runs on this worker, or waits to; not a pause that waits for calls, and that nobody waits for any more."""
+        return any(operation.awaited or operation not in self._waiting for operation in self._operations.on([worker]))
 
     async def stop(
         self,
@@ -169,7 +199,8 @@ class Pausing:
             await self.start_again(Operation("left_paused", frozen, "headrace"), frozen)
 
     async def resume(self, workers: Sequence[Worker], *, by: str) -> None:
-        """Resume every worker but the quarantined ones. Those that fail stay paused, the others go on.
+        """Resume every worker but the quarantined ones. Those that fail stay paused, the others go on. A pause of one of them that still
+        waits for calls ends.
 
         Nobody is resumed while a weight update is running on one of them, or one of them sleeps: it may have no weights to run on.
         """
@@ -192,6 +223,7 @@ class Pausing:
             if resumed.failures:
                 raise FleetFailed(operation.name, resumed.failures, "The other workers were resumed")
 
+        self.end_waiting(workers, f"{by} has asked for a resume")
         await self._operations.do("resume", workers, work, by=by)
 
     async def sleep(self, workers: Sequence[Worker], level: int, mode: PauseMode, *, by: str) -> None:

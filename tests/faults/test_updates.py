@@ -4,6 +4,7 @@ import contextlib
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,26 @@ def test_a_trainer_that_is_silent_loses_its_pause():
         succeed(proxy, "/pause?mode=keep")
         assert generate(proxy).status_code == 200
         assert [event["workers"] for event in proxy.events("fleet.lease_ended")] == [["w0"]]
+
+
+def test_a_pause_that_waits_for_a_long_call_ends_with_a_resume_or_the_lease():
+    long = {"token_ids": [72, 105], "sampling_params": {"max_tokens": 1000}, "stream": True}
+    settings = f"{SETTINGS}[administration]\nlease = 1.0"
+    with workers.stand_in(token_delay=0.1) as worker, headrace(worker, settings=settings) as proxy, ThreadPoolExecutor(1) as pool:
+        with httpx.stream("POST", f"{proxy.url}/inference/v1/generate", json=long, timeout=30) as call:
+            lines = call.iter_lines()
+            next(lines)
+            pause = pool.submit(post, proxy, "/pause?mode=wait")
+            wait_for(lambda: proxy.states() == {"w0": "paused"})
+            succeed(proxy, "/resume")
+            assert pause.result().status_code == 409
+            assert proxy.states() == {"w0": "ready"}
+            with pytest.raises(httpx.TimeoutException):
+                post(proxy, "/pause?mode=wait", timeout=0.5)
+            wait_for(lambda: proxy.events("fleet.lease_ended"))
+            wait_for(lambda: proxy.states() == {"w0": "ready"})
+            next(lines)
+        assert generate(proxy).status_code == 200
 
 
 def test_a_pause_outlasts_a_headrace_that_was_killed_by_a_lease(tmp_path: Path):

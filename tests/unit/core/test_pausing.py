@@ -96,6 +96,35 @@ async def test_a_pause_that_waits_for_calls_has_no_deadline(autojump_clock):
     assert fleet.engines[1].paused
 
 
+async def test_a_resume_ends_a_pause_that_still_waits_for_calls():
+    async with administered() as fleet, trio.open_nursery() as nursery:
+        fleet.engines[0].stalls["pause"] = trio.Event()
+        ended = []
+
+        async def pause() -> None:
+            with pytest.raises(CallError) as error:
+                await fleet.pause(mode="wait")
+            ended.append((error.value.status, error.value.message))
+
+        nursery.start_soon(pause)
+        await wait_all_tasks_blocked()
+        await fleet.resume()
+        await wait_all_tasks_blocked()
+        assert ended == [(409, "pause: ended before all calls had: me has asked for a resume")]
+        assert (fleet.states, [engine.paused for engine in fleet.engines]) == (["ready", "ready"], [False, False])
+
+
+async def test_a_resume_waits_for_a_pause_that_does_not_wait_for_calls():
+    async with administered() as fleet, trio.open_nursery() as nursery:
+        fleet.engines[0].stalls["pause"] = trio.Event()
+        nursery.start_soon(fleet.pause)
+        await wait_all_tasks_blocked()
+        nursery.start_soon(fleet.resume)
+        await wait_all_tasks_blocked()
+        assert [engine.asked for engine in fleet.engines] == [["pause"], ["pause"]]
+        fleet.engines[0].stalls["pause"].set()
+
+
 async def test_who_asks_for_the_same_joins_the_one_that_runs():
     async with administered() as fleet, trio.open_nursery() as nursery:
         fleet.engines[0].stalls["pause"] = trio.Event()
@@ -294,6 +323,33 @@ async def test_a_pause_whose_trainer_is_silent_ends_loudly(monkeypatch, autojump
         assert fleet.states == ["ready", "ready"]
         assert lines == [("fleet.lease_ended", {"workers": ["w0", "w1"], "seconds": 100.0})]
         assert fleet.journal == [("pause", "ok"), ("lease_ended", "ok")]
+
+
+async def test_a_pause_that_waits_for_calls_ends_with_the_lease_once_its_client_has_gone(autojump_clock):
+    async with administered(lease=100.0) as fleet:
+        fleet.engines[0].stalls["pause"] = trio.Event()
+        with trio.move_on_after(500):
+            await fleet.pause(mode="wait")
+        await trio.sleep(99)
+        assert fleet.states == ["paused", "paused"]
+        await trio.sleep(2)
+        assert (fleet.states, fleet.engines[1].paused) == (["ready", "ready"], False)
+        assert fleet.journal == [
+            ("pause", "pause: ended before all calls had: its trainer was silent for 100 s"),
+            ("lease_ended", "ok"),
+        ]
+
+
+async def test_who_asks_again_for_a_pause_that_waits_is_waited_with(autojump_clock):
+    async with administered(lease=100.0) as fleet, trio.open_nursery() as nursery:
+        fleet.engines[0].stalls["pause"] = trio.Event()
+        with trio.move_on_after(50):
+            await fleet.pause(mode="wait")
+        nursery.start_soon(lambda: fleet.pause(mode="wait"))
+        await trio.sleep(500)
+        fleet.engines[0].stalls["pause"].set()
+        await wait_all_tasks_blocked()
+        assert (fleet.states, fleet.engines[0].asked) == (["paused", "paused"], ["pause"])
 
 
 async def test_a_trainer_that_asks_for_something_is_not_silent(autojump_clock):
