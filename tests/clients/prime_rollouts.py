@@ -38,7 +38,7 @@ _UNUSED = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>",
 
 
 async def roll_out(client: Any, model: str, sampling: dict[str, Any], turns: list[str]) -> dict[str, Any]:
-    """One rollout: its session, and for each turn what was sent and sampled."""
+    """One rollout: its session, for each turn what was sent and sampled, and for each branch its tokens and their routed experts."""
     trace = Trace.model_construct(nodes=[])
     prompt: list[Any] = []
     told: list[dict[str, Any]] = []
@@ -63,8 +63,14 @@ async def roll_out(client: Any, model: str, sampling: dict[str, Any], turns: lis
                 "bridged": turn.tail_start > 0,
             }
         )
-    branches = [] if "error" in told[-1] else [list(branch.token_ids) for branch in trace.branches]
-    return {"session": trace.id, "turns": told, "branches": branches}
+    branches = [] if "error" in told[-1] else trace.branches
+    routed = [branch.routed_experts for branch in branches]
+    return {
+        "session": trace.id,
+        "turns": told,
+        "branches": [list(branch.token_ids) for branch in branches],
+        "routed": [None if rows is None else rows.tolist() for rows in routed],
+    }
 
 
 async def evaluate(client: Any, model: str, sampling: dict[str, Any], turns: list[str]) -> dict[str, Any]:

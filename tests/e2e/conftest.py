@@ -39,3 +39,12 @@ def reading_proxy(two_engines: Pair, folder: Path) -> Iterator[RunningProxy]:
     """headrace in front of two engines that read the checkpoints in the folder."""
     with headrace(*two_engines, settings=f'[plugins.weights-filesystem]\nallowed_paths = ["{folder}"]') as proxy:
         yield proxy
+
+
+@pytest.fixture(scope="package")
+def routing_worker() -> Iterator[RunningWorker]:
+    """A real engine with a mixture of experts that captures what it routes."""
+    if reason := workers.why_no_variants():
+        pytest.skip(f"no engine that captures routing here: {reason}")
+    with workers.routing_engine() as worker:
+        yield worker

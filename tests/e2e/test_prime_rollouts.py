@@ -1,5 +1,7 @@
 """Prime-RL's own rollout client, unchanged, against headrace: several turns, two salts at once, sessions, bridged turns."""
 
+import base64
+import struct
 from collections.abc import Iterator
 from math import isfinite
 from pathlib import Path
@@ -8,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests import clients
+from tests import clients, workers
 from tests.clients import PRIME_RL, PrimeRelease
 from tests.proxy import RunningProxy, headrace
 from tests.workers import RunningWorker, tiny_model
@@ -111,3 +113,50 @@ def test_the_engine_gets_the_salt_of_each_rollout_and_nothing_added(scripted_wor
         for turn in rollout["turns"]:
             got.remove((salt, turn["prompt"]))
     assert sorted(salt for salt, _ in got) == SALTS, "what is left are the evaluations"
+
+
+# --- routed experts ----------------------------------------------------------------------------------------------------------------
+
+#: Prime-RL's clients ask for nothing, and take what comes.
+ALWAYS = "[plugins.routed-experts]\nalways = true"
+#: Two layers, two experts for each token, a byte each; of the scripted engine and of the tiny mixture of experts alike.
+ROW = struct.Struct("4B")
+
+
+@pytest.fixture(scope="module")
+def scripted_router() -> Iterator[RunningWorker]:
+    if reason := workers.why_not("scripted"):
+        pytest.skip(f"no scripted worker here: {reason}")
+    with workers.scripted(routed_experts=True) as worker:
+        yield worker
+
+
+@pytest.fixture(params=["scripted_router", "routing_worker"])
+def router(request: pytest.FixtureRequest) -> RunningWorker:
+    """The real server with an engine that captures routing: a scripted, and a real one."""
+    return request.getfixturevalue(request.param)
+
+
+def test_the_routed_experts_of_several_turns_merge_to_the_rows_of_the_whole_rollout(router, release, tokenizer):
+    with headrace(router, settings=ALWAYS) as proxy:
+        rollouts = clients.roll_out(release, order_for(proxy, tokenizer, TURNS))["rollouts"]
+        assert {event["wire"] for event in proxy.events("call.settled")} == {"http"}
+    for rollout in rollouts:
+        assert [turn.get("error") for turn in rollout["turns"]] == [None] * len(TURNS)
+        [sequence], [rows] = rollout["branches"], rollout["routed"]
+        expected = rows_of(router, sequence)
+        assert len(set(expected)) > 2
+        # Nothing is computed from the last token of a turn while the turn lasts; the client has the row before stand there. The newer
+        # one replaces it by that of the next turn.
+        ends = [len(turn["prompt"]) + len(turn["completion"]) - 1 for turn in rollout["turns"]]
+        for end in ends if release == "reference" else ends[-1:]:
+            expected[end] = expected[end - 1]
+        assert [tuple(expert for layer in row for expert in layer) for row in rows] == expected
+
+
+def rows_of(worker: RunningWorker, sequence: list[int]) -> list[tuple[int, ...]]:
+    """The row of each token, asked from the worker itself: those of a prompt."""
+    body = {"token_ids": sequence, "sampling_params": {"max_tokens": 1, "temperature": 0.0, "routed_experts_prompt_start": 0}}
+    reply = httpx.post(f"{worker.http}/inference/v1/generate", json=body, timeout=60).raise_for_status()
+    file = base64.b64decode(reply.json()["choices"][0]["routed_experts"])
+    return list(ROW.iter_unpack(file[10 + int.from_bytes(file[8:10], "little") :]))

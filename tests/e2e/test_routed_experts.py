@@ -8,7 +8,6 @@ import httpx
 import msgspec
 import pytest
 
-from tests import workers
 from tests.proxy import RunningProxy, headrace
 from tests.workers import RunningWorker
 
@@ -21,11 +20,8 @@ ROW = 4
 
 
 @pytest.fixture(scope="module")
-def worker() -> Iterator[RunningWorker]:
-    if reason := workers.why_no_variants():
-        pytest.skip(f"no engine that captures routing here: {reason}")
-    with workers.routing_engine() as worker:
-        yield worker
+def worker(routing_worker: RunningWorker) -> RunningWorker:
+    return routing_worker
 
 
 @pytest.fixture(scope="module")
