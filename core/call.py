@@ -216,6 +216,11 @@ class Call(Struct, kw_only=True):
         self.needed_by[need] = (*self.needed_by.get(need, ()), by)
 
 
+def id_of_output(call_id: str, index: int) -> str:
+    """The id by which a worker knows one of several outputs."""
+    return f"{call_id}-{index}"
+
+
 class Outcome(Struct, kw_only=True):
     """How a call ended: what `call_settled` is told.
 

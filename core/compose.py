@@ -3,16 +3,15 @@
 from collections.abc import Sequence
 
 from core.call import Call
-from core.fleet.worker import Worker
 from core.reply import Choice, GenerateReply, Output, PromptTokensDetails, Usage
 
 
-def compose(call: Call, worker: Worker, outputs: Sequence[Output]) -> GenerateReply:
-    """The whole reply; what concerns the prompt is told by the first output."""
+def compose(call: Call, model: str, outputs: Sequence[Output]) -> GenerateReply:
+    """The whole reply of a model; what concerns the prompt is told by the first output."""
     first = outputs[0]
     return GenerateReply(
         request_id=call.id,
-        model=call.reply_model or call.model or worker.models[0],
+        model=call.reply_model or model,
         created=int(call.created),
         choices=[_choice(output) for output in outputs],
         usage=usage_of(outputs),

@@ -92,6 +92,13 @@ class ClientGone(CallError):
         super().__init__(499, "the client closed the connection before the call had settled")
 
 
+class CallAborted(CallError):
+    """499: somebody has aborted the call before a worker had it. Its client is told as by a worker, with the finish reason `abort`."""
+
+    def __init__(self) -> None:
+        super().__init__(499, "the call was aborted at the gate")
+
+
 class PluginFault(CallError):
     """500: a plugin raised something that its hook does not allow. Other calls are untouched."""
 

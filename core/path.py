@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from http import HTTPStatus
 from time import perf_counter
 from typing import Any, Final
@@ -10,9 +10,10 @@ from typing import Any, Final
 import structlog
 from msgspec.structs import replace
 
+from core.aborts import AbortedStream, aborted
 from core.call import BODY_KEYS, Call, Identity, Outcome, SamplingParams
 from core.compose import compose
-from core.errors import BadRequest, CallError, PluginFault, WorkerLost, WorkerPaused, shorten
+from core.errors import BadRequest, CallAborted, CallError, PluginFault, WorkerLost, WorkerPaused, shorten
 from core.fanout import gather, merge
 from core.fleet.worker import Worker
 from core.holding import Client, collect, holding
@@ -25,6 +26,7 @@ from core.relayed import RelayedBody
 from core.reply import GenerateReply
 from core.versions import StreamedVersions, UnaryVersions
 from core.wire.http_relay import Answer
+from core.wire.lane import OutputStream
 from core.wording import nearest
 
 log = structlog.stdlib.get_logger()
@@ -32,6 +34,9 @@ log = structlog.stdlib.get_logger()
 _Begin = Callable[[Call, Mapping[Worker, str]], Awaitable[Call]]
 #: A list in an error's text: workers quote the tokens that they refuse, and those are not for the log.
 _LIST: Final = re.compile(r"\[[^\]]*\]?")
+
+#: The scope of a call that is one request.
+_ONE: Final = nullcontext()
 
 
 class Path:
@@ -79,7 +84,10 @@ class Path:
         Raises: `CallError`.
         """
         await self._receive(call)
-        reply = await self._answer(call, outcome, self._begin, client)
+        try:
+            reply = await self._answer(call, outcome, self._begin, client)
+        except CallAborted:  # no worker has said anything that there is to lift
+            return compose(call, self._placer.model_of(call), aborted(call))
         outcome.first_output_seconds = perf_counter() - call.started
         try:
             self._registry.call("lift_result", call=call, result=reply)
@@ -118,7 +126,7 @@ class Path:
             with holding(attempt.hold, client) as end_holding:
                 place = self._place(attempt, tried, outcome)
                 try:
-                    with self._placer.routing.attempt(attempt, place.choice, outcome), place.worker.serving():
+                    with self._placer.routing.attempt(attempt, place.choice, outcome), place.worker.serving(), self._several(attempt):
                         requests, versions = self._lower(attempt, place), UnaryVersions(place.worker)
                         if attempt.stream:
                             outputs = await collect(attempt, place.lane, requests, end_holding)
@@ -126,14 +134,14 @@ class Path:
                             outputs = await gather(attempt, place.lane, requests)
                         if place.lane.wire == "grpc":
                             versions.tell(outputs)
-                        reply = compose(call, place.worker, outputs)
+                        reply = compose(call, call.model or place.worker.models[0], outputs)
                         _count(outcome, reply)
                         return reply
                 except CallError as error:
                     self._lost(attempt, place.worker, tried, error)
 
     @asynccontextmanager
-    async def stream(self, call: Call, outcome: Outcome, client: Client | None = None) -> AsyncGenerator[LiftedStream, None]:
+    async def stream(self, call: Call, outcome: Outcome, client: Client | None = None) -> AsyncGenerator[OutputStream, None]:
         """The outputs of a call as they come, for a client by whose loss it is cancelled; entering waits for the first.
 
         Cancellation, and leaving early: the call is cancelled on its worker at once.
@@ -143,11 +151,15 @@ class Path:
         tried: dict[Worker, str] = {}
         started = False
         while True:
-            attempt = await self._begin(call, tried)
+            try:
+                attempt = await self._begin(call, tried)
+            except CallAborted:
+                yield AbortedStream(call)
+                return
             with holding(attempt.hold, client) as end_holding:
                 place = self._place(attempt, tried, outcome)
                 try:
-                    with self._placer.routing.attempt(attempt, place.choice, outcome), place.worker.serving():
+                    with self._placer.routing.attempt(attempt, place.choice, outcome), place.worker.serving(), self._several(attempt):
                         async with merge(attempt, place.lane, self._lower(attempt, place)) as source:
                             versions = StreamedVersions(place.worker) if place.lane.wire == "grpc" else None
                             lifted = LiftedStream(source, call, outcome, self._registry, versions)
@@ -258,6 +270,9 @@ class Path:
         for request in requests:
             self._registry.call("lower_call", call=call, worker=place.worker, request=request)
         return requests
+
+    def _several(self, call: Call) -> AbstractContextManager[None]:
+        return _ONE if call.sampling.n in (None, 1) else self._placer.aborts.several(call, call.sampling.n)
 
     def _may_go_on(self, call: Call, tried: Mapping[Worker, str], worker: Worker) -> bool:
         """Whether there is another worker to try after this one."""

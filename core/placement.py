@@ -1,6 +1,7 @@
 """Where a call goes: the workers that may take it, the one that a policy chooses, and the lane."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 
 from msgspec import Struct
 
@@ -45,6 +46,7 @@ class Placer:
         self._fleet = fleet
         self._candidates = CandidatesByKind(fleet)
         self.routing = routing
+        self.aborts = fleet.aborts
         routing.changed = fleet.gate.notify  # who may take a call depends on what they allow
 
     def paused(self, worker: Worker) -> None:
@@ -55,9 +57,16 @@ class Placer:
         """Wait while the workers of the call's model that aren't in `tried` are paused and none is ready, or all that are are behind.
 
         Cancellation: the call leaves the gate at once.
-        Raises: `NoWorker`.
+        Raises: `NoWorker`; `CallAborted` when somebody aborts it there (not for one whose body goes on as it is: its answer isn't ours).
         """
-        await self._fleet.gate.wait_while(lambda: self.would_wait(call, tried))
+        if not self.would_wait(call, tried):
+            return
+        with nullcontext() if call.relayed else self.aborts.waiting(call):
+            await self._fleet.gate.wait_while(lambda: self.would_wait(call, tried))
+
+    def model_of(self, call: Call) -> str:
+        """The model that the call names, or would have got; empty when no worker has told one."""
+        return call.model or next((w.models[0] for w in self._fleet.workers.values() if w.models and serves(w, call)), "")
 
     def would_wait(self, call: Call, tried: Mapping[Worker, str]) -> bool:
         """Whether the call would wait at the gate."""

@@ -40,6 +40,7 @@ class Administration:
 
     def __init__(self, fleet: Fleet, settings: AdministrationSettings, transports: Mapping[str, WeightTransport]) -> None:
         self._fleet = fleet
+        self.aborts = fleet.aborts
         self._settings = settings
         self.journal = Journal(settings.journal)
         self.cohorts = Cohorts(fleet, self.journal)

@@ -214,7 +214,9 @@ class WorkerControl:
         if control := self.worker.control:
             await self._rpc("abort_requests", control.abort(AbortRequest(request_ids=list(request_ids))))
         else:
-            await self._post("abort_requests", "/abort_requests", body={"request_ids": list(request_ids)})
+            # To vLLM's Python server a call of the generate route has this before its id.
+            both = [*request_ids, *(f"generate-tokens-{id_}" for id_ in request_ids)]
+            await self._post("abort_requests", "/abort_requests", body={"request_ids": both})
 
     async def server_info(self, query: Mapping[str, str] | None = None) -> Any:
         """What the worker's HTTP server tells of its configuration."""

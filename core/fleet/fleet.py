@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 import structlog
 import trio
 
+from core.aborts import Aborts
 from core.beside import beside
 from core.errors import PluginFault
 from core.fleet.connection import Connection, connect
@@ -42,6 +43,8 @@ class Fleet:
         #: The workers that take calls, in the order in which they were added.
         self.ready: tuple[Worker, ...] = ()
         self.gate = Gate(gate)
+        #: Of calls by their id, as far as that is nothing for a worker.
+        self.aborts = Aborts()
 
     async def run(self, workers: Iterable[WorkerSettings]) -> None:
         """Serve these workers until cancelled."""

@@ -234,7 +234,8 @@ class CallSpecs:
     def lift_result(self, call: "Call", result: "GenerateReply") -> None:
         """Edit the reply of a unary call.
 
-        Runs once, when every output is complete. May change `result`.
+        Runs once, when every output is complete; not for a call that was aborted at the gate, of which no worker has said
+        anything. May change `result`.
 
         Raises: `CallError`, which is then the answer instead.
 

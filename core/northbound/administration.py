@@ -228,11 +228,15 @@ class _Handlers:
         return HTTPReply.json({"results": results})
 
     async def abort_requests(self, request: HTTPRequest) -> HTTPReply:
-        """Ids that a worker doesn't know are fine: nobody but it knows its calls."""
+        """Ids that a worker doesn't know are fine: nobody but it knows its calls. Those that wait at the gate are no worker's."""
         ids = read_body(request, AbortBody).request_ids
         if not ids:
             raise BadRequest("request_ids: name the calls; to end all of them, pause with mode=abort", param="request_ids")
-        await self._administration.read("abort_requests", self._workers(request), lambda control: control.abort(ids))
+        workers, aborts = self._workers(request), self._administration.aborts
+        if not request.parameters:
+            aborts.end_waiting(ids)
+        known = aborts.known_as(ids)
+        await self._administration.read("abort_requests", workers, lambda control: control.abort(known))
         return HTTPReply()
 
     async def server_info(self, request: HTTPRequest) -> HTTPReply:

@@ -10,7 +10,7 @@ import msgspec
 from google.protobuf.json_format import ParseDict, ParseError
 from google.protobuf.struct_pb2 import Struct
 
-from core.call import Call, SamplingParams, StructuredOutputs
+from core.call import Call, SamplingParams, StructuredOutputs, id_of_output
 from core.errors import BadRequest
 from core.wire.generated.inference_pb2 import (
     CandidateTokens,
@@ -38,7 +38,7 @@ def lower_to_grpc(call: Call, *, index: int, max_model_len: int) -> GenerateRequ
     sampling = call.sampling
     reasoning = call.reasoning_parser_kwargs
     request = GenerateRequest(
-        request_id=call.id if sampling.n in (None, 1) else f"{call.id}-{index}",
+        request_id=call.id if sampling.n in (None, 1) else id_of_output(call.id, index),
         model=call.model,
         token_ids={"ids": call.token_ids},  # a message would be copied
         temperature=1.0 if sampling.temperature is None else sampling.temperature,

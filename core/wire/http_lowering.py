@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import msgspec
 
-from core.call import Call
+from core.call import Call, id_of_output
 
 _PROMPT_KEYS: Final = ("prompt_logprobs", "prompt_logprob_token_ids", "prompt_logprob_start")
 
@@ -25,7 +25,7 @@ def lower_to_http(call: Call, *, index: int, max_model_len: int) -> dict[str, An
     if sampling.get("seed", -1) != -1:
         sampling["seed"] += index
     body: dict[str, Any] = {
-        "request_id": call.id if single else f"{call.id}-{index}",
+        "request_id": call.id if single else id_of_output(call.id, index),
         "model": call.adapter or call.model or None,
         "token_ids": call.token_ids,
         "sampling_params": sampling,

@@ -1,11 +1,15 @@
 """The administration over HTTP: vLLM's parameters and replies, for all workers or for one."""
 
 import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
 
+from core.errors import CallAborted
 from core.northbound.administration import add_administration_routes
 from core.registry import Loaded, Registry
 from core.routes import Routes
 from tests.unit.core.engines import INIT, UPDATE, administered
+from tests.unit.core.rig import make_call
 from tests.unit.core.test_routes import ask
 
 ROUTES = [
@@ -44,6 +48,24 @@ async def test_the_routes_answer_as_one_server_does(prefix):
         assert len(set(map(str, (engine.asked for engine in fleet.engines)))) == (2 if prefix else 1)
         browser = await ask(routes, "POST", prefix + "/abort_requests", b'{"request_ids":["r1"]}')
         assert (browser.status, browser.raw, fleet.engines[0].sent["abort"]) == (200, b"", ["r1"])
+
+
+async def test_an_abort_ends_what_waits_at_the_gate_and_every_output_on_the_workers():
+    async with administered() as fleet:
+        routes, aborts = serve(fleet), fleet.administration.aborts
+
+        async def wait() -> None:
+            with pytest.raises(CallAborted), aborts.waiting(make_call(id="waits")):
+                await trio.sleep_forever()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait)
+            await wait_all_tasks_blocked()
+            with aborts.several(make_call(id="many"), 2):
+                await ask(routes, "POST", "/workers/w0/abort_requests", b'{"request_ids":["waits"]}')
+                assert nursery.child_tasks
+                await ask(routes, "POST", "/abort_requests", b'{"request_ids":["waits","many"]}')
+        assert [engine.sent["abort"] for engine in fleet.engines] == [["waits", "many", "many-0", "many-1"]] * 2
 
 
 @pytest.mark.parametrize(
