@@ -110,6 +110,13 @@ class PluginFault(CallError):
         self.hook = hook
 
 
+class ShuttingDown(CallError):
+    """503: headrace ends, and the call with it."""
+
+    def __init__(self) -> None:
+        super().__init__(503, "headrace is shutting down", retry_after=1)
+
+
 class WorkerLost(CallError):
     """503: the worker went away under the call, or refused it for a reason of its own; another one may serve it."""
 

@@ -95,9 +95,11 @@ class Proxy:
         self.administration.updates.stop()
 
     async def end(self) -> None:
-        """End the administration, see there, and give its clients the time to get their answers."""
-        await self.administration.end()
-        with trio.move_on_after(_LAST_ANSWERS):
+        """End the calls, and the administration, see there, and give their clients the time to get their answers."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._clients.end)
+            await self.administration.end()
+            nursery.cancel_scope.deadline = trio.current_time() + _LAST_ANSWERS
             while self._asked:
                 await self._answered.park()
 

@@ -2,12 +2,13 @@
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from uuid import uuid4
 
 import msgspec
 
 from core.call import Call, Outcome
-from core.errors import CallError, ClientGone
+from core.errors import CallError, ClientGone, ShuttingDown
 from core.northbound.headers import encode_headers
 from core.path import Path
 from core.serving.asgi import Receive, Send
@@ -24,9 +25,20 @@ async def answering(path: Path, clients: Clients, call: Call, receive: Receive, 
     """
     with path.settling(call) as outcome:
         async with clients.connected(receive, send) as client:
+            client.farewell = partial(_say_farewell, client, call, outcome)
             yield outcome, client
         if client.lost:
             outcome.kind, outcome.status, outcome.error = "client-gone", ClientGone().status, "stalled" if client.stalled else ""
+
+
+async def _say_farewell(client: Client, call: Call, outcome: Outcome) -> None:
+    """Headrace ends: answer the call with that, or end with it what has begun, if that can be."""
+    error = ShuttingDown()
+    outcome.error = error.message
+    if not client.started:
+        await send_error(client.send, error, reply_headers(call, outcome))
+    elif client.break_off:
+        await client.break_off(error)
 
 
 def refused_id(headers: Mapping[str, str]) -> dict[str, str]:

@@ -67,6 +67,7 @@ class GenerateRoute:
 
     async def _stream(self, call: Call, outcome: Outcome, client: Client) -> None:
         events = EventStream(call, outcome, client, lambda: reply_headers(call, outcome), self._settings.keep_alive_interval)
+        client.break_off = events.fail
         async with beside(events.keep_alive):
             try:
                 async with self._path.stream(call, outcome, client) as outputs:

@@ -78,6 +78,7 @@ class Relay:
                 async with self._path.relayed(call, outcome, body, ask_worker) as answer:
                     client.release = answer.release
                     reply = _Reply(client, answer, reply_headers(call, outcome), exchange.http_version)
+                    client.break_off = reply.break_off
                     await reply.write_all(reader if answer.status < HTTPStatus.BAD_REQUEST else None)
                 outcome.kind, outcome.status = _kind(answer.status), answer.status
                 if reader and outcome.kind == "ok":

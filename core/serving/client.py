@@ -7,7 +7,7 @@ waited for here: the upstream is released from outside.
 """
 
 import math
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final
@@ -68,6 +68,10 @@ class Client:
     gone: bool = False
     #: The client has not taken a message within the stall time-out.
     stalled: bool = False
+    #: The response has begun.
+    started: bool = False
+    #: Nothing more is done for the client, which is there, because headrace ends.
+    ended: bool = False
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -79,6 +83,10 @@ class Client:
         #: Called once, from another task, when the client is lost (or the handler cancelled) while a `send` is pending, because that
         #: `send` may keep the handler for ever. It releases what the handler holds upstream; it neither blocks nor raises.
         self.release: Callable[[], object] = _nothing
+        #: Says that to the client.
+        self.farewell: Callable[[], Awaitable[None]] = _silently
+        #: Ends with an error, as far as that can be, a response that has begun and that nobody goes on with.
+        self.break_off: Callable[[CallError], Awaitable[None]] | None = None
 
     async def send(self, message: Message) -> None:
         """ASGI's `send`, with the time noted."""
@@ -87,6 +95,7 @@ class Client:
         self._sending_since = trio.current_time()
         try:
             await self._send(message)
+            self.started = True
         finally:
             self._sending_since = math.inf
 
@@ -110,6 +119,12 @@ class Client:
         if not self._complete and not self.lost:
             self.gone = True
             self._lose()
+
+    def end(self) -> None:
+        """Do nothing more for the client than its `farewell`."""
+        if not self._complete and not self.lost:
+            self.ended = True
+            self.scope.cancel()
 
     def check(self, latest: float) -> None:
         """Lose the client if a `send` is pending that has begun before `latest`."""
@@ -143,20 +158,25 @@ def _nothing() -> None:
     pass
 
 
+async def _silently() -> None:
+    pass
+
+
 class Clients:
     """All clients that are being answered. `stall_timeout`, in seconds: one that takes nothing for so long is lost."""
 
     def __init__(self, stall_timeout: float) -> None:
         self._stall_timeout = stall_timeout
         self._connected: set[Client] = set()
+        self._nobody = trio.lowlevel.ParkingLot()
 
     @asynccontextmanager
     async def connected(self, receive: Receive, send: Send) -> AsyncGenerator[Client]:
         """Run the body of the `async with` for as long as the client is there and reads.
 
         For after `read_body`: from here on nobody else awaits `receive`. When the client closes its connection, or leaves one `send`
-        pending for the stall time-out, the body is cancelled, and the block ends without an exception, with `gone` or `stalled` set. An
-        exception of the body comes out as it is, in no group.
+        pending for the stall time-out, the body is cancelled, and the block ends without an exception, with `gone` or `stalled` set; so it
+        does with `ended`, when the client has had its `farewell`. An exception of the body comes out as it is, in no group.
 
         Costs a task for the request, unless the server tells of the client's going by itself (`Inbox`), and for each message the reading
         of a clock.
@@ -171,8 +191,19 @@ class Clients:
                 else:
                     async with beside(partial(client.watch, receive)):
                         yield client
+            if client.ended:
+                await client.farewell()
         finally:
             self._connected.discard(client)
+            if not self._connected:
+                self._nobody.unpark_all()
+
+    async def end(self) -> None:
+        """End what is done for each client, and return when each has had its farewell. Cancellation: some may not have had it."""
+        for client in self._connected:
+            client.end()
+        while self._connected:
+            await self._nobody.park()
 
     async def run(self) -> None:
         """Look for clients that stall, four times within the time-out, until cancelled."""

@@ -58,7 +58,8 @@ class Connection:
     async def run(self) -> None:
         """Read and answer until either side closes, or the keep-alive time is over; returns when the last handler has ended.
 
-        Cancellation: handlers are cancelled; a request that has no answer yet gets a 500, if the socket takes it at once.
+        Cancellation: handlers are cancelled; a request that has no answer yet gets a 503, or a 500 if nobody has said that the
+        server ends; if the socket takes it at once.
         """
         with self._socket:
             try:

@@ -4,6 +4,7 @@ Hypercorn's HTTP/1.1 stands on h11, too, but has a layer of events more between 
 This one knows no other protocol: an upgrade is not taken, and HTTP goes on, as HTTP has it.
 """
 
+import math
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any, Final, Protocol
@@ -16,7 +17,7 @@ from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.trio.worker_context import WorkerContext
 
-from core.errors import CallError
+from core.errors import CallError, ShuttingDown
 from core.serving.asgi import Message, Scope
 
 #: An empty line before a request is nothing (RFC 9112, 2.2): some clients end a body with one.
@@ -143,7 +144,8 @@ class HTTP1:
         if self._put is None:
             return
         if message is None:  # before it was complete
-            await self._refuse(CallError(500, "the request failed within headrace, which has logged why"))
+            ending = self._context.terminated.is_set() and trio.current_effective_deadline() == -math.inf
+            await self._refuse(ShuttingDown() if ending else CallError(500, "the request failed within headrace, which has logged why"))
         elif message["type"] == "http.response.start" and not self._head:
             self._head = message
         elif message["type"] == "http.response.body" and self._head:

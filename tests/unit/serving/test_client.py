@@ -233,3 +233,58 @@ async def test_a_pinned_send_is_released_at_once_when_the_call_is_over(server, h
         server.disconnect() if how == "disconnect" else scope.cancel()
         await released.wait()
         server.taken.set()
+
+
+# --- headrace's own end ----------------------------------------------------------------------------------------------------------
+
+
+async def test_clients_are_ended_with_a_farewell_each_and_those_that_have_their_reply_without(server, autojump_clock):
+    clients, said = Clients(stall_timeout=60), []
+
+    async def answer(name, messages):
+        async with clients.connected(Server().receive, server.send) as client:
+
+            async def farewell():
+                said.append((name, client.started))
+
+            client.farewell = farewell
+            for message in messages:
+                await client.send(message)
+            await trio.sleep_forever()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(answer, "new", [])
+        nursery.start_soon(answer, "begun", [START])
+        nursery.start_soon(answer, "whole", [START, part(b"", more=False)])
+        await wait_all_tasks_blocked()
+        with trio.move_on_after(0.1) as waiting:
+            await clients.end()
+        assert waiting.cancelled_caught  # the handler of the third goes on
+        assert sorted(said) == [("begun", True), ("new", False)]
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_end_of_clients_waits_for_their_farewells(server):
+    clients, slow = Clients(stall_timeout=60), trio.Event()
+
+    async def answer():
+        async with clients.connected(server.receive, server.send) as client:
+            client.farewell = slow.wait
+            await trio.sleep_forever()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(answer)
+        await wait_all_tasks_blocked()
+        nursery.start_soon(clients.end)
+        await wait_all_tasks_blocked()
+        assert len(nursery.child_tasks) == 2
+        slow.set()
+
+
+async def test_a_client_that_has_gone_gets_no_farewell(server):
+    clients = Clients(stall_timeout=60)
+    async with clients.connected(server.receive, server.send) as client:
+        client.farewell = pytest.fail
+        client.leave()
+        await clients.end()
+    assert (client.gone, client.ended) == (True, False)

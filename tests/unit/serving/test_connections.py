@@ -252,6 +252,17 @@ async def test_a_request_that_is_cancelled_before_its_answer_is_told():
         assert await stream.receive_some() == b""
 
 
+async def test_a_request_that_is_cancelled_because_the_server_ends_is_told_so():
+    async with serving(never) as served:
+        stream = await served.get()
+        served.nursery.start_soon(served.connections.finish)
+        await wait_all_tasks_blocked()
+    async with stream:
+        answer = await receive_until(stream, b"}}")
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert b"headrace is shutting down" in answer
+
+
 async def test_what_is_not_http_is_refused_and_disturbs_nobody():
     async with serving(hello) as served, await served.connect() as other:
         async with await served.connect() as stream:
