@@ -210,6 +210,14 @@ class Call(Struct, kw_only=True):
     created: float = field(default_factory=time.time)
     started: float = field(default_factory=time.perf_counter)
 
+    @property
+    def part(self) -> Role | None:
+        """Which part of a call this is: `prefill` or `encode`; `None` for all of it, and for the decode after a prefill.
+
+        These two may go to the same workers, whose caches hold what both leave: what is remembered of one holds for the other.
+        """
+        return None if self.role in ("aggregated", "decode") else self.role
+
     def need(self, need: str, by: str) -> None:
         """Add to `needs`. `by` is the client's field, or the setting, that it comes from: a refusal names that."""
         self.needs.add(need)

@@ -12,7 +12,7 @@ _REASON = "round-robin"
 
 
 class RoundRobin:
-    """Turns are counted per model and role: two models, or the prefill and decode of each call, don't disturb each other's order."""
+    """Turns are counted per model and part of a call: two models, or prefill and decode, don't disturb each other's order."""
 
     def __init__(self) -> None:
         self._turns: Counter[tuple[str, Role | None]] = Counter()
@@ -20,10 +20,10 @@ class RoundRobin:
     @hookimpl
     def choose_worker(self, call: Call, workers: Sequence[Worker]) -> Choice:
         """See `core.hookspecs`."""
-        return Choice(workers[self._turns[call.model, call.role] % len(workers)], _REASON)
+        return Choice(workers[self._turns[call.model, call.part] % len(workers)], _REASON)
 
     @hookimpl
     def attempt_started(self, call: Call, choice: Choice) -> None:
         """See `core.hookspecs`."""
         if choice.reason is _REASON:  # another policy's choice is nobody's turn
-            self._turns[call.model, call.role] += 1
+            self._turns[call.model, call.part] += 1

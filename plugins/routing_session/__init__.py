@@ -11,7 +11,7 @@ from typing import Final
 import trio
 
 from core import Call, Choice, PluginSettings, Worker, hookimpl, ranks_for
-from plugins.routing_session.sessions import Home, Session, Sessions
+from plugins.routing_session.sessions import Home, Kind, Session, Sessions
 
 #: In bytes of UTF-8; a longer id is no session's. `POST /finish_session` refuses it.
 MAX_ID: Final = 256
@@ -89,6 +89,6 @@ def _is_session(session_id: str) -> bool:
     return bool(session_id) and len(session_id) <= MAX_ID and (session_id.isascii() or len(session_id.encode()) <= MAX_ID)
 
 
-def _kind(call: Call) -> tuple[str, str]:
+def _kind(call: Call) -> Kind:
     """Calls of one session for several models, or for a prefill and a decode worker, have a home each."""
-    return call.model, call.role or ""
+    return call.model, call.part

@@ -3,8 +3,10 @@
 from collections import OrderedDict
 from typing import NamedTuple
 
-#: A model's name and a role: what has a home of its own within a session.
-Kind = tuple[str, str]
+from core import Role
+
+#: A model's name and the part of a call (`Call.part`): what has a home of its own within a session.
+Kind = tuple[str, Role | None]
 
 
 class Home(NamedTuple):

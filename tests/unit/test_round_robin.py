@@ -37,6 +37,11 @@ def test_each_role_has_turns_of_its_own():
     assert chosen == [[A], [A], [B], [B]]
 
 
+def test_calls_that_decode_workers_do_whole_take_turns_with_those_that_were_prefilled():
+    policy = RoundRobin()
+    assert [turns(policy, (A, B), 1, role=role) for role in (None, "decode", None, "decode")] == [[A], [B], [A], [B]]
+
+
 def test_a_worker_that_leaves_takes_no_turns_and_the_others_go_on():
     policy = RoundRobin()
     turns(policy, (A, B, C), 2)

@@ -140,7 +140,16 @@ async def test_of_too_many_sessions_the_one_that_was_idle_for_longest_is_forgott
     assert [choose(policy, session).reason[:12] for session in ("a", "b", "c")] == ["session: its", "session: new", "session: its"]
 
 
-async def test_a_session_has_a_home_for_each_model_and_role(policy):
+async def test_a_session_keeps_its_decode_worker_whether_its_calls_are_split_or_not(policy):
+    home = ask(policy, "s").worker
+    ask(policy, "s", (A,), role="prefill")
+    for role in ("decode", None, "decode"):
+        choice = ask(policy, "s", role=role)
+        assert (choice.worker, choice.reason) == (home, "session: its worker")
+    assert sum(policy._sessions.live.values()) == 2, "one home for prefill, one for the rest"
+
+
+async def test_a_session_has_a_home_for_each_model_and_part_of_a_call(policy):
     ask(policy, "s", (A,), model="x")
     ask(policy, "s", (B,), model="y")
     ask(policy, "s", (C,), model="x", role="prefill")
