@@ -114,7 +114,8 @@ class AdministrationSettings(Struct, frozen=True, forbid_unknown_fields=True):
     update_timeout: Seconds = 3600.0
     #: A pause ends when its trainer has been silent for so long. As long as calls wait at the gate.
     lease: Seconds = 1800.0
-    #: SQLite file of the journal, which then survives a restart. Empty: in memory only.
+    #: SQLite file of the journal, which then survives a restart. Empty: in memory only, so that a headrace that is started again resumes no
+    #: worker that it finds paused: it can't know whether an update was open there.
     journal: str = ""
 
 

@@ -269,6 +269,9 @@ class Administration:
         async def work(operation: Operation) -> None:
             broken = [worker for worker in workers if self._standings.of(worker).updating]
             await self.updating.break_off(operation, broken, f"its trainer was silent for {seconds:g} s in the middle of a weight update")
+            for worker in workers:
+                if self._standings.of(worker).unknown and not self._standings.of(worker).failed:
+                    self._standings.doubt(worker)
             self._standings.let_go_of(workers)
             sound = [worker for worker in workers if not self._standings.of(worker).failed]
             for worker in sound:

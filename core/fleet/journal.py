@@ -56,17 +56,15 @@ class Journal:
         self._path = path
         self.entries: deque[Entry] = deque(maxlen=KEPT)
         self._facts: dict[tuple[str, str], Entry] = {}
+        #: Whether a headrace before this one has kept it, from its beginning on: what isn't there was not done.
+        self.remembers = False
         self._send, self._receive = trio.open_memory_channel[Entry | trio.Event](math.inf)
-        if path:
-            entries, facts = _read(path)
+        if path and (known := _read(path)):
+            entries, facts = known
+            self.remembers = True
             self.entries.extend(entries)
             for entry in facts:
                 self._note(entry)
-
-    @property
-    def lasts(self) -> bool:
-        """Whether it lies in a file, so that the next headrace knows it."""
-        return bool(self._path)
 
     def add(self, what: str, workers: Sequence[str], *, by: str, **detail: Any) -> None:
         """Add an entry, with the time of now."""
@@ -83,10 +81,10 @@ class Journal:
             self._send.send_nowait(written)
             await written.wait()
 
-    def last_state(self, worker: str, instance: str) -> dict[str, Any] | None:
-        """What the last entry says of this process of a worker: `state`, `reason`, `instance`; `None` when there is none."""
+    def last_state(self, worker: str, instance: str | None = None) -> dict[str, Any] | None:
+        """What the last entry says of this process of a worker, or of whichever: `state`, `reason`, `instance`; `None` if there is none."""
         entry = self._facts.get(("state", worker))
-        return entry.detail if entry and entry.detail["instance"] == instance else None
+        return entry.detail if entry and instance in {None, entry.detail["instance"]} else None
 
     def facts(self, what: str) -> list[Entry]:
         """The latest entry of this kind about each, the oldest first."""
@@ -97,6 +95,7 @@ class Journal:
         if not self._path:
             return
         try:
+            await self._write([], begin=True)
             while True:
                 await self._write([await self._receive.receive()])
         finally:
@@ -106,7 +105,7 @@ class Journal:
         if entry.what in FACTS:
             self._facts[entry.what, entry.detail.get("of") or entry.workers[0]] = entry
 
-    async def _write(self, batch: list[Entry | trio.Event]) -> None:
+    async def _write(self, batch: list[Entry | trio.Event], *, begin: bool = False) -> None:
         while True:
             try:
                 batch.append(self._receive.receive_nowait())
@@ -114,7 +113,7 @@ class Journal:
                 break
         rows = [_row(item) for item in batch if isinstance(item, Entry)]
         try:
-            if rows:
+            if rows or begin:
                 with trio.CancelScope(shield=True), trio.fail_after(_WRITE_SECONDS):
                     await trio.to_thread.run_sync(_append, self._path, rows, abandon_on_cancel=True)
         except (sqlite3.Error, trio.TooSlowError) as error:
@@ -140,10 +139,10 @@ def _append(path: str, rows: list[tuple[float, str, str, str, str]]) -> None:
         connection.close()
 
 
-def _read(path: str) -> tuple[list[Entry], list[Entry]]:
-    """The latest entries of the file, and the latest fact about each, the oldest first; none when there is no file yet."""
+def _read(path: str) -> tuple[list[Entry], list[Entry]] | None:
+    """The latest entries of the file, and the latest fact about each, the oldest first; `None` when there is no file that can be read."""
     if not Path(path).exists():
-        return [], []
+        return None
     try:
         connection = sqlite3.connect(path)
         try:
@@ -154,7 +153,7 @@ def _read(path: str) -> tuple[list[Entry], list[Entry]]:
         return [_entry(*row) for row in reversed(latest)], [_entry(*row) for row in facts]
     except (sqlite3.Error, msgspec.MsgspecError) as error:
         log.warning("journal.failed", path=path, error=str(error))
-        return [], []
+        return None
 
 
 def _entry(at: float, what: str, by: str, workers: str, detail: str) -> Entry:

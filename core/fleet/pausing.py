@@ -119,7 +119,7 @@ class Pausing:
         async def pause(control: WorkerControl) -> None:
             await control.worker.settle()
             # A call that is waited for goes on, and nothing may go on with weights that aren't whole.
-            whole = not self._standings.of(control.worker).spoiled
+            whole = self._standings.of(control.worker).is_whole
             await control.pause(mode if whole or mode == "abort" else "keep", clear_cache=clear_cache)
 
         for _ in range(_TICKS):
@@ -233,7 +233,7 @@ class Pausing:
         """
 
         async def sleep(control: WorkerControl) -> None:
-            whole = not self._standings.of(control.worker).spoiled
+            whole = self._standings.of(control.worker).is_whole
             await control.sleep(level, mode if whole or mode == "keep" else "abort")
 
         async def work(operation: Operation) -> None:

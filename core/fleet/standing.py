@@ -37,6 +37,8 @@ class Standing:
         self.unclear = False
         #: It was there before this headrace was. When it is found paused then, whoever has paused it may be no more.
         self.inherited = False
+        #: It was found paused then, and no journal tells what was done to it before: its weights may be half of an update.
+        self.unknown = False
         #: An update was started and not finished. vLLM 0.33: a forward pass now kills the engine.
         self.updating = False
         #: That update is of the draft model's weights alone.
@@ -68,10 +70,14 @@ class Standing:
         self.touched = self.since = trio.current_time()
 
     @property
+    def is_whole(self) -> bool:
+        """Whether its weights are known to be complete, so that its engine may run."""
+        return not (self.updating or self.spoiled or self.unknown)
+
+    @property
     def is_frozen(self) -> bool:
         """Whether nobody but headrace will resume its engine, and nothing is against that."""
-        ours = self.paused == "update" or self.left_frozen
-        return ours and not (self.updating or self.spoiled or self.asleep or self.waits)
+        return (self.paused == "update" or self.left_frozen) and self.is_whole and not (self.asleep or self.waits)
 
     @property
     def part(self) -> Part:
@@ -85,7 +91,7 @@ class Standing:
     def note(self) -> dict[str, Any]:
         """What the journal keeps of it, for `recall`."""
         return {
-            "state": "quarantined" if self.failed else "updating" if self.updating else "whole",
+            "state": "updating" if self.updating else "quarantined" if self.failed else "whole",
             "reason": self.failed,
             "instance": self.instance,
             "session": self.session,
@@ -109,3 +115,4 @@ class Standing:
         elif noted["state"] == "updating":
             self.failed, self.late = "headrace ended in the middle of a weight update", True
         self.spoiled = {"model"} if self.failed else set()
+        self.unknown = False

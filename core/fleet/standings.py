@@ -105,6 +105,12 @@ class Standings:
         self._note(worker)
         self.show(worker)
 
+    def doubt(self, worker: Worker) -> None:
+        """Quarantine a worker that was found paused, and for which nobody comes: if its weights are half of an update, a call kills it."""
+        self.of(worker).paused = "update"
+        what = "it was paused when headrace came, and nobody knows whether its weights are whole"
+        self.fail(worker, f"{what}: {self._help(worker)}")
+
     def take_out(self, worker: Worker, reason: str) -> None:
         """Quarantine a worker whatever its weights are, and whatever becomes of them, until it is released; an update goes on there."""
         standing = self.of(worker)
@@ -168,7 +174,7 @@ class Standings:
         standing.updating, standing.session, standing.draft = False, False, False
         self._leave(worker)
         if weights is not None:
-            standing.weights = weights
+            standing.weights, standing.unknown = weights, False
         if standing.failed and not standing.spoiled:
             standing.failed, standing.late = standing.by_hand, False
             standing.waits = standing.paused != "trainer" and self.is_held_back(worker)
@@ -181,7 +187,7 @@ class Standings:
         standing.by_hand = standing.failed = ""
         if not standing.updating:
             standing.spoiled.clear()
-            standing.late = False
+            standing.late = standing.unknown = False
             standing.weights = current.number if current else standing.weights
             standing.waits = standing.paused != "trainer" and self.others_are_held(worker)
         self._note(worker)
@@ -226,7 +232,7 @@ class Standings:
         """Hold the worker in the state that follows, or release it. `running`: its engine has just been resumed."""
         standing = self.of(worker)
         if running:
-            standing.inherited = standing.unclear = False
+            standing.inherited = standing.unclear = standing.unknown = False
             self._fleet.resumed(worker)
         if standing.failed:
             self._fleet.hold(worker, "quarantined", standing.failed, late=standing.late)
@@ -264,21 +270,36 @@ class Standings:
             self.needy(worker)
 
     def _found(self, worker: Worker) -> None:
-        """Its engine was found paused, or running."""
+        """Its engine was found paused, or running, or it is gone."""
         if worker.observed.state == "ready":
             standing = self.of(worker)
-            standing.inherited = standing.unclear = False
+            standing.inherited = standing.unclear = standing.unknown = False
             if standing.asleep:  # somebody has woken it up behind headrace's back
                 self.sleep(worker, False)
             self.show(worker)
-        elif worker.observed.state == "paused" and self.of(worker).unclear:
-            log.warning("fleet.may_sleep", worker=worker.id, end=f"POST {_wake_up(worker)}", why="no administration.journal")
-            self.show(worker)
+        elif worker.observed.state == "paused":
+            if self.of(worker).unclear:
+                log.warning("fleet.may_sleep", worker=worker.id, end=f"POST {_wake_up(worker)}", why="no administration.journal")
+                self.show(worker)
+            if self.of(worker).unknown:
+                self._identify(worker)
         self._tell()
+
+    def _identify(self, worker: Worker) -> None:
+        """It was paused when this headrace came; a new process wouldn't be, so without a name it is the one that was noted last."""
+        standing = self.of(worker)
+        standing.session = True
+        standing.torn.add("model")
+        if self._journal.remembers and (noted := self._journal.last_state(worker.id)):
+            standing.recall(noted)
+            standing.left_frozen = worker.id in self._frozen
+            self.show(worker)
+            if standing.late or standing.is_frozen:
+                self.needy(worker)
 
     def _may_sleep(self, worker: Worker) -> bool:
         """Whether a headrace before this one may have put it to sleep (vLLM 0.33: a worker tells no sleep from a pause)."""
-        return not self._journal.lasts and bool(worker.info and worker.info.supports_sleep)
+        return not self._journal.remembers and bool(worker.info and worker.info.supports_sleep)
 
     def is_paused(self, worker: Worker) -> bool:
         """Whether somebody has paused it, or its like, and may have forgotten that; not one that sleeps."""
@@ -288,11 +309,14 @@ class Standings:
 
     def _begin_anew(self, worker: Worker, instance: str, before: Standing | None) -> Standing:
         standing = Standing(instance)
-        noted = self._journal.last_state(worker.id, instance)
+        named = bool(worker.info and worker.info.instance_id)
+        noted = self._journal.last_state(worker.id, instance if named else None)
         standing.unclear = before is None and not noted and self._may_sleep(worker)
         standing.inherited = before is None and not standing.unclear
+        # Who has no name may be the process that was noted, or another one.
+        standing.unknown = before is None and (not self._journal.remembers or bool(noted and not named))
         standing.left_frozen = self._frozen.get(worker.id) == instance
-        if noted:  # a headrace before this one knew it
+        if noted and named:  # a headrace before this one knew it
             standing.recall(noted)
             return standing
         if before and before.updating:
@@ -315,7 +339,10 @@ class Standings:
             return ""
         else:
             what = f"it has the weights {worker.policy_version!r} and should have {current.version!r}"
-        return f"{what}: update the fleet, or take it as it is (POST /fleet/workers/{worker.id}/release)"
+        return f"{what}: {self._help(worker)}"
+
+    def _help(self, worker: Worker) -> str:
+        return f"update the fleet, or take it as it is (POST /fleet/workers/{worker.id}/release)"
 
     def _is_excused(self, worker: Worker, version: str | None, since: float) -> bool:
         """Whether a worker that has got no new weights doesn't say that the others' were only for them."""

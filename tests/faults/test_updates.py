@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tests import workers
-from tests.proxy import RunningProxy, headrace, wait_for
+from tests.proxy import RunningProxy, Wires, headrace, wait_for
 from tests.workers import RunningWorker
 
 SETTINGS = "[probe]\ninterval = 0.1\n"
@@ -205,9 +205,30 @@ def test_a_headrace_that_was_killed_in_an_update_resumes_nobody_and_the_next_upd
             assert proxy.states() == {"w0": "paused", "w1": "paused"}  # the trainer had paused them
             succeed(proxy, "/resume")
             assert generate(proxy).status_code == 200
-            whats = [entry["what"] for entry in get(proxy, "/fleet/journal")["entries"]]
+            whats = [entry["what"] for entry in get(proxy, "/fleet/journal")["entries"] if entry["what"] != "group"]
             assert whats[:2] == ["init_weight_transfer_engine", "pause"]
             assert whats[-1] == "resume"
+
+
+@pytest.mark.parametrize(("wires", "journal"), [("both", False), ("http", True)])
+def test_a_headrace_that_was_killed_in_an_update_and_comes_back_knowing_little_kills_no_engine(tmp_path: Path, wires: Wires, journal: bool):
+    settings = f"{SETTINGS}[administration]\nlease = 1.0\n"
+    settings += f'journal = "{tmp_path}/journal.sqlite"' if journal else ""
+    with workers.stand_in(enable_sleep_mode=False) as worker:
+        with headrace(worker, wires=wires, settings=settings) as proxy:
+            init(proxy)
+            succeed(proxy, "/pause?mode=keep")
+            succeed(proxy, "/start_weight_update")
+            proxy.send_signal(signal.SIGKILL)
+            proxy.ended()
+        with headrace(worker, wires=wires, settings=settings, ready=False) as proxy:
+            wait_for(lambda: proxy.states() == {"w0": "quarantined"})
+            assert httpx.get(f"{worker.http}/is_paused").json() == {"is_paused": True}
+            succeed(proxy, "/start_weight_update")
+            succeed(proxy, "/update_weights", UPDATE)
+            succeed(proxy, "/finish_weight_update", {"weight_version": "1"})
+            succeed(proxy, "/resume")
+            assert generate(proxy).status_code == 200
 
 
 @pytest.mark.real
