@@ -11,7 +11,7 @@ from core.errors import NoWorker
 from core.fleet.worker import Worker
 from core.hookspecs import Choice
 from core.registry import Registry
-from core.settings import RoutingSettings
+from core.settings import Role, RoutingSettings
 
 log = structlog.stdlib.get_logger()
 
@@ -52,7 +52,7 @@ class Routing:
     def policies(self, call: Call, workers: Sequence[Worker]) -> Sequence[str]:
         """Those that are asked for a call, in their order; `workers` are those that may take it, at least one."""
         for rule in self.settings.rules:
-            if (not rule.model or rule.model in workers[0].models) and rule.role in (None, call.role or "aggregated"):
+            if (not rule.model or rule.model in workers[0].models) and (rule.role is None or rule.role == _role(call, workers)):
                 return rule.policies
         return self.settings.policies
 
@@ -115,6 +115,11 @@ class Attempt:
 
 def _nothing() -> None:
     """Nobody wants to know."""
+
+
+def _role(call: Call, workers: Sequence[Worker]) -> Role:
+    """Of the workers of a call; where some answer whole calls only, and others decode too, they count as aggregated."""
+    return call.role or ("decode" if all(worker.role == "decode" for worker in workers) else "aggregated")
 
 
 def ranks_for(call: Call, worker: Worker) -> Sequence[int | None]:

@@ -130,7 +130,7 @@ class RoutingRule(Struct, frozen=True, forbid_unknown_fields=True):
     policies: Policies
     #: A name under which workers serve it; empty for every model.
     model: str = ""
-    #: Of the workers that the call may go to; `aggregated` are also calls that go to whoever answers whole calls. `None` for every role.
+    #: Of the workers that the call may go to; where these are aggregated and decode workers, `aggregated`. `None` for every role.
     role: Role | None = None
 
 

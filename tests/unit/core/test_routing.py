@@ -156,6 +156,15 @@ def test_a_rule_is_for_a_role_and_calls_without_one_are_aggregated():
     assert [route(rig, role=role) for role in ("prefill", "decode", None)] == ["round-robin", "round-robin", "first"]
 
 
+def test_a_rule_for_decode_workers_is_for_the_calls_that_they_do_whole_too():
+    workers = (answering("p", role="prefill"), answering("d", role="decode"), answering("e", role="decode"))
+    for role, reasons in (("decode", ["first", "first"]), ("aggregated", ["round-robin", "round-robin"])):
+        rig = Rig(*workers, plugins=[First()], routing=rules({"role": role, "policies": ["p0"]}))
+        assert [route(rig, role=asked) for asked in (None, "decode")] == reasons
+    mixed = Rig(*workers, answering("a"), plugins=[First()], routing=rules({"role": "decode", "policies": ["p0"]}))
+    assert route(mixed) == "round-robin", "an aggregated worker may take it, too"
+
+
 def test_the_first_rule_that_fits_counts():
     rig = Rig(answering("a"), plugins=[First()], routing=rules({"policies": ["round-robin"]}, {"policies": ["p0"]}, default="p0"))
     assert route(rig) == "round-robin"
