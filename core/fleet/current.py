@@ -22,7 +22,7 @@ class Weights(Struct, frozen=True):
     number: int
     #: `None` when the trainer gave them no version.
     version: str | None
-    #: The transport and its options, when these alone bring a late worker the same weights; else empty.
+    #: The transport, or the method of the workers, and its options, when these alone bring a late worker the same weights; else empty.
     transport: str = ""
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 

@@ -17,7 +17,7 @@ log = structlog.stdlib.get_logger()
 
 
 class Latecomers:
-    """Brings up to date whom it can: by the transport that has brought the others their weights, if that works without the trainer."""
+    """Brings up to date whom it can: by what has brought the others their weights, if that works without the trainer."""
 
     def __init__(self, standings: Standings, operations: Operations, pausing: Pausing, updates: Updates) -> None:
         self._standings = standings
@@ -39,7 +39,7 @@ class Latecomers:
         if not worker.is_there:  # it will come again
             return
         standing, current = self._standings.of(worker), self._standings.current.of(worker)
-        if standing.late and current and current.transport in self._updates.transports and current.version is not None:
+        if standing.late and current and current.transport and current.version is not None:
             request = UpdateRequest(current.version, current.transport, current.options)
             try:
                 self._updates.ask(request, [worker], by="headrace", again=current.number)

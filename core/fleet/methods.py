@@ -9,6 +9,7 @@ from core.fleet.joining import Joining
 from core.fleet.judging import judge
 from core.fleet.operations import FleetFailed, Operation, Operations, digest, in_rank_order
 from core.fleet.pausing import Pausing
+from core.fleet.repeating import options_of
 from core.fleet.standings import Standings
 from core.fleet.trainer_updates import TrainerUpdates
 from core.fleet.worker import Worker
@@ -95,7 +96,8 @@ class Methods:
             update.leave(worker, failure.reason, unchanged=called.refused)
             if failure.status == HTTPStatus.NOT_FOUND and worker not in torn:  # its engines have no such method
                 self._standings.of(worker).torn.discard("model")
-        self._standings.renew([*called.good], workers, operation.started, version)
+        again = None if grouped else options_of(body)
+        self._standings.renew([*called.good], workers, operation.started, version, body["method"] if again else "", again)
         await self._pausing.go_on(operation, called.good)
         try:
             judge(self._standings, operation, called)

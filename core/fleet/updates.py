@@ -12,8 +12,10 @@ import trio
 from core.errors import BadRequest, CallError, NotFound, NoWorker
 from core.fleet.history import past_updates
 from core.fleet.journal import Journal
+from core.fleet.methods import REPLACING
 from core.fleet.operations import Operation, Operations, digest
 from core.fleet.progress import KEPT, Update, UpdateRequest
+from core.fleet.repeating import MethodTransport
 from core.fleet.trainer_updates import TrainerUpdates
 from core.fleet.transport import WeightTransport
 from core.fleet.update import Transaction
@@ -44,6 +46,7 @@ class Updates:
         self._trainers = trainers
         self._journal = journal
         self.transports = transports
+        self._methods = {name: MethodTransport(name) for name in REPLACING}
         self._updates: dict[str, Update] = {}
         #: Told of each that has ended.
         self.ended: Callable[[Update], None] = lambda _: None
@@ -62,12 +65,14 @@ class Updates:
         """Ask for an update of these workers; it runs whatever becomes of who has asked.
 
         The same request while it runs or waits gives the same update, unless another one was asked for since. `again` is the number of
-        the weights when others have them already.
+        the weights when others have them already, maybe by a method.
 
         Raises: `BadRequest`, which names the key; `CallError`: 500 for a fault of the transport, 409 while an update by steps is open,
         503 after `stop`.
         """
         transport = self.transports.get(request.transport)
+        if again is not None:
+            transport = self._methods.get(request.transport, transport)
         if transport is None:
             known = nearest(request.transport, sorted(self.transports))
             raise BadRequest(f"transport: there is no weight transport {request.transport!r}; {known}", param="transport")

@@ -3,6 +3,7 @@
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 import trio
 from msgspec.structs import replace
 from trio.testing import wait_all_tasks_blocked
@@ -11,7 +12,7 @@ from core.errors import BadRequest
 from core.fleet import latecomers as latecomers_module
 from core.fleet.progress import Update, UpdateRequest
 from core.fleet.worker import Worker
-from tests.unit.core.engines import AdministeredFleet, Engine, administered, broken, refused, serve_http
+from tests.unit.core.engines import INIT, AdministeredFleet, Engine, administered, broken, refused, serve_http
 from tests.unit.core.transports import Courier
 
 HELP = "update the fleet, or take it as it is (POST /fleet/workers/w1/release)"
@@ -91,6 +92,62 @@ async def test_a_process_that_has_loaded_the_current_weights_by_itself_joins():
         fleet.workers[1].policy_version = "8"
         fleet.come(fleet.workers[1])
         assert fleet.states == ["ready", "ready"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"method": "reload_weights", "kwargs": {"weights_path": "/out/step_8"}},
+        {"method": "update_weights_from_path", "args": ["/out/step_8"]},
+        {"method": "update_weights_from_path", "kwargs": {"weight_dir": "/out/step_8"}},
+    ],
+)
+async def test_a_new_process_gets_what_a_trainers_method_has_read_from_a_path(body):
+    async with fleet_of() as fleet:
+        sent = [serve_http(worker, {"results": [None]}) for worker in fleet.workers]
+        await fleet.administered.methods.call(fleet.workers, body, by="me")
+        await fleet.administered.updating.label(fleet.workers, "8", by="me")
+        engine = fleet.restart(1)
+        assert fleet.states == ["ready", "quarantined"]
+        await wait_all_tasks_blocked()
+        assert (fleet.states, engine.version, [len(bodies) for bodies in sent]) == (["ready", "ready"], "8", [1, 2])
+        assert sent[1][1] == {"args": [], "kwargs": {}} | body
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"method": "reload_weights"},
+        {"method": "reload_weights", "kwargs": {"weights_iterator": [["w", 1]], "weights_path": "/w"}},
+        {"method": "update_weights_from_path", "args": [None]},
+    ],
+)
+async def test_what_a_trainers_method_has_read_from_elsewhere_nobody_can_bring_again(body):
+    async with fleet_of() as fleet:
+        for worker in fleet.workers:
+            serve_http(worker, {"results": [None]})
+        await fleet.administered.methods.call(fleet.workers, body, by="me", version="8")
+        fleet.restart(1)
+        await wait_all_tasks_blocked()
+        assert fleet.states == ["ready", "quarantined"]
+
+
+async def test_what_came_through_a_trainers_group_nobody_can_bring_again():
+    async with fleet_of() as fleet:
+        for worker in fleet.workers:
+            serve_http(worker, {"results": [None]})
+        await fleet.administered.joining.join(fleet.workers, lambda cohort, index: INIT, by="me")
+        body = {"method": "update_weights_from_path", "args": ["/out/step_8"]}
+        await fleet.administered.methods.call(fleet.workers, body, by="me", version="8")
+        fleet.restart(1)
+        await wait_all_tasks_blocked()
+        assert fleet.states == ["ready", "quarantined"]
+
+
+async def test_a_method_is_no_transport_for_others():
+    async with fleet_of() as fleet:
+        with pytest.raises(BadRequest, match="there is no weight transport 'reload_weights'"):
+            fleet.administered.administration.updates.ask(UpdateRequest("8", "reload_weights", {}), fleet.workers, by="me")
 
 
 async def test_without_a_transport_that_can_do_it_again_a_new_process_is_held_out_until_the_next_update():
