@@ -25,6 +25,7 @@ from core.northbound.generate import PATH, GenerateRoute
 from core.northbound.pausing import add_pausing_routes
 from core.northbound.relay import Relay
 from core.northbound.routing import add_routing_routes
+from core.northbound.sessions import add_session_routes
 from core.northbound.status import add_status_routes
 from core.northbound.updates import add_update_routes
 from core.path import Path
@@ -71,6 +72,7 @@ class Proxy:
         add_update_routes(self._routes, self.administration)
         add_cohort_routes(self._routes, self.administration)
         add_pausing_routes(self._routes, self.administration)
+        add_session_routes(self._routes, self.finish_session)
         add_routing_routes(self._routes, self._routing, Explainer(registry, self.fleet, placer, path), self.administration.journal)
         registry.call("collect_metrics", registry=self._metrics.registry)
         registry.register_routes(self._routes, self)

@@ -7,11 +7,10 @@ worker's words for an over-long prompt, `/pause` and `/resume`); this plugin add
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
-from core import Call, Cohort, GenerateReply, HTTPReply, HTTPRequest, PluginSettings, Proxy, Routes, Worker, hookimpl
+from core import Call, Cohort, GenerateReply, PluginSettings, Proxy, Routes, Worker, hookimpl
 from plugins.prime_rl.bridged import BridgedTurns
 from plugins.prime_rl.broadcaster import Broadcaster, number
 from plugins.prime_rl.finite import check_finite
-from plugins.prime_rl.sessions import session_of
 from plugins.prime_rl.unknown_keys import UnknownKeys
 from plugins.prime_rl.weight_dir import translate
 
@@ -33,7 +32,7 @@ class Settings(PluginSettings, frozen=True):
 
 
 class PrimeRL:
-    """Prime-RL's dialect of `/inference/v1/generate` and `/update_weights`, its `/init_broadcaster` and its `/finish_session`."""
+    """Prime-RL's dialect of `/inference/v1/generate` and `/update_weights`, and its `/init_broadcaster`."""
 
     settings_type = Settings
 
@@ -48,13 +47,7 @@ class PrimeRL:
     @hookimpl
     def register_routes(self, routes: Routes, proxy: Proxy) -> None:
         """See `core.hookspecs`."""
-
-        async def finish_session(request: HTTPRequest) -> HTTPReply:
-            proxy.finish_session(session_of(request))
-            return HTTPReply.json({"status": "ok"})
-
         self._broadcaster = Broadcaster(routes, proxy.administration)
-        routes.add("POST", "/finish_session", finish_session)
         for scope in _SCOPES:
             routes.add("POST", f"{scope}/init_broadcaster", self._broadcaster.init)
 

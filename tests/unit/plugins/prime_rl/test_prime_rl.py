@@ -12,11 +12,8 @@ from core.call import Call
 from core.errors import CallError
 from core.hookspecs import hookimpl
 from core.northbound.body import parse_call
-from core.proxy import Proxy
 from core.registry import Loaded, Registry
 from core.reply import Logprobs, PromptLogprob, TokenLogprob
-from core.routes import HTTPRequest
-from core.settings import Settings as HeadraceSettings
 from plugins.cache_salt import CacheSalt
 from plugins.cache_salt import Settings as SaltSettings
 from plugins.prime_rl import PrimeRL, Settings, unknown_keys
@@ -237,51 +234,6 @@ async def test_the_session_goes_to_the_worker():
     rig, lane = rig_of(output(7, finish="stop"))
     await Browser(body(), SESSION).ask(rig)
     assert lane.requests[0].session_id == "trace-1"
-
-
-class Sessions:
-    def __init__(self):
-        self.finished: list[str] = []
-
-    @hookimpl
-    def session_finished(self, session_id: str) -> None:
-        self.finished.append(session_id)
-
-
-@pytest.fixture
-def finishing():
-    """The route's handler, and what other plugins are told."""
-    handlers, sessions = {}, Sessions()
-
-    class Collecting:
-        def add(self, method, path, handler):
-            handlers[method, path] = handler
-
-    plugin = prime()
-    registry = Registry([Loaded("round-robin", RoundRobin()), Loaded("prime-rl", plugin), Loaded("sessions", sessions)], ["round-robin"])
-    plugin.register_routes(Collecting(), Proxy(HeadraceSettings(), registry))  # pyright: ignore[reportArgumentType]
-
-    async def finish(**query):
-        return await handlers["POST", "/finish_session"](HTTPRequest("POST", "/finish_session", query, {}, b"", {}))
-
-    return finish, sessions
-
-
-async def test_the_end_of_a_session_is_told_to_every_plugin_and_may_be_repeated(finishing):
-    finish, sessions = finishing
-    replies = [await finish(session_id="trace-1") for _ in range(2)]
-    assert [(reply.status, reply.body) for reply in replies] == [(200, b'{"status":"ok"}')] * 2
-    assert sessions.finished == ["trace-1", "trace-1"]
-
-
-@pytest.mark.parametrize("query", [{}, {"session_id": ""}, {"session": "trace-1"}, {"session_id": "ü" * 129}])
-async def test_the_end_of_no_session_is_refused(finishing, query):
-    finish, sessions = finishing
-    with pytest.raises(CallError) as raised:
-        await finish(**query)
-    assert (raised.value.status, raised.value.param) == (400, "session_id")
-    assert sessions.finished == []
-    assert (await finish(session_id="ü" * 128)).status == 200
 
 
 # --- over-long prompts -----------------------------------------------------------------------------------------------------------
