@@ -17,13 +17,13 @@ class Aborts:
     """The calls that wait, and those that went to a worker as several requests (`n`), by the id that the client knows."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, list[trio.CancelScope]] = {}
+        self._waiting: dict[str, list[tuple[Call, trio.CancelScope]]] = {}
         self._several: dict[str, list[int]] = {}
 
     @contextmanager
     def waiting(self, call: Call) -> Generator[None, None, None]:
         """The scope in which a call waits that no worker has. Raises: `CallAborted`."""
-        with trio.CancelScope() as scope, _among(self._waiting, call.id, scope):
+        with trio.CancelScope() as scope, _among(self._waiting, call.id, (call, scope)):
             yield
         if scope.cancelled_caught:
             raise CallAborted
@@ -37,7 +37,13 @@ class Aborts:
     def end_waiting(self, ids: Collection[str]) -> None:
         """End the calls that wait."""
         for id_ in ids:
-            for scope in self._waiting.get(id_, ()):
+            for _, scope in self._waiting.get(id_, ()):
+                scope.cancel()
+
+    def end_all_waiting(self, models: Collection[str] | None) -> None:
+        """End all calls that wait, or those for one of these models."""
+        for call, scope in [one for some in self._waiting.values() for one in some]:
+            if models is None or call.model in models:
                 scope.cancel()
 
     def known_as(self, ids: Sequence[str]) -> list[str]:

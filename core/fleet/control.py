@@ -1,8 +1,8 @@
 """The administration of one worker: what vLLM offers on `vllm.Control` and on its development routes, in one place.
 
 gRPC is asked where it has the operation, the HTTP server (`VLLM_SERVER_DEV_MODE=1`) for the rest: `collective_rpc`,
-`reset_prefix_cache`, `server_info`, and updates in list form. Nothing here has a time-out: a pause that waits lasts as long as the longest
-call, and a collective operation until everybody has joined. Who calls has a deadline, or a reason to have none.
+`reset_prefix_cache`, `server_info`, an abort of all calls, and updates in list form. Nothing here has a time-out: a pause that waits lasts
+as long as the longest call, and a collective operation until everybody has joined. Who calls has a deadline, or a reason to have none.
 """
 
 import re
@@ -217,6 +217,10 @@ class WorkerControl:
             # To vLLM's Python server a call of the generate route has this before its id.
             both = [*request_ids, *(f"generate-tokens-{id_}" for id_ in request_ids)]
             await self._post("abort_requests", "/abort_requests", body={"request_ids": both})
+
+    async def abort_all(self) -> None:
+        """End all calls. HTTP only: over gRPC, no ids are no calls."""
+        await self._post("abort_requests", "/abort_requests", body={"request_ids": []})
 
     async def server_info(self, query: Mapping[str, str] | None = None) -> Any:
         """What the worker's HTTP server tells of its configuration."""

@@ -64,9 +64,9 @@ class ReasonBody(Struct, forbid_unknown_fields=True):
 
 
 class AbortBody(Struct, forbid_unknown_fields=True):
-    """Body of `/abort_requests`."""
+    """Body of `/abort_requests`: without ids it means all calls, as vLLM has it."""
 
-    request_ids: list[str]
+    request_ids: list[str] = []
 
 
 def add_administration_routes(routes: Routes, administration: Administration, registry: Registry) -> None:
@@ -230,9 +230,12 @@ class _Handlers:
     async def abort_requests(self, request: HTTPRequest) -> HTTPReply:
         """Ids that a worker doesn't know are fine: nobody but it knows its calls. Those that wait at the gate are no worker's."""
         ids = read_body(request, AbortBody).request_ids
-        if not ids:
-            raise BadRequest("request_ids: name the calls; to end all of them, pause with mode=abort", param="request_ids")
         workers, aborts = self._workers(request), self._administration.aborts
+        if not ids:
+            if not request.parameters:
+                aborts.end_all_waiting({name for worker in workers for name in worker.models} if "model" in request.query else None)
+            await self._administration.read("abort_requests", workers, lambda control: control.abort_all())
+            return HTTPReply()
         if not request.parameters:
             aborts.end_waiting(ids)
         known = aborts.known_as(ids)

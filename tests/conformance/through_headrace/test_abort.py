@@ -29,6 +29,15 @@ def test_a_call_on_a_worker_is_aborted_with_every_output_over_either_wire(script
     wait_for(lambda: scripted_worker.running_requests() == 0)
 
 
+def test_an_abort_without_ids_ends_all_calls(scripted_client, scripted_worker):
+    with ThreadPoolExecutor() as pool:
+        asked = [pool.submit(scripted_client.post, PATH, json=body(prompt=SILENT, request_id=id_)) for id_ in "ab"]
+        wait_for(lambda: scripted_worker.running_requests() == 2)
+        assert scripted_client.post("/abort_requests", json={}).status_code == 200
+        assert [finishes(one.result(timeout=30)) for one in asked] == [{0: "abort"}] * 2
+    wait_for(lambda: scripted_worker.running_requests() == 0)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_call_at_the_gate_is_aborted_and_never_runs(client, proxy, worker, stream):
     assert client.post("/pause?mode=keep&clear_cache=false").status_code == 200

@@ -1,5 +1,7 @@
 """The administration over HTTP: vLLM's parameters and replies, for all workers or for one."""
 
+from contextlib import suppress
+
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
@@ -8,7 +10,7 @@ from core.errors import CallAborted
 from core.northbound.administration import add_administration_routes
 from core.registry import Loaded, Registry
 from core.routes import Routes
-from tests.unit.core.engines import INIT, UPDATE, administered
+from tests.unit.core.engines import INIT, UPDATE, administered, serve_http
 from tests.unit.core.rig import make_call
 from tests.unit.core.test_routes import ask
 
@@ -68,6 +70,36 @@ async def test_an_abort_ends_what_waits_at_the_gate_and_every_output_on_the_work
         assert [engine.sent["abort"] for engine in fleet.engines] == [["waits", "many", "many-0", "many-1"]] * 2
 
 
+@pytest.mark.parametrize("body", [b"{}", b'{"request_ids":[]}'])
+@pytest.mark.parametrize(("query", "ended"), [("", {"x", "y", "adapter"}), ("model=y", {"y"})])
+async def test_an_abort_without_ids_ends_all_calls(body, query, ended):
+    models = ["x", "y"] if query else None
+    async with administered(models=models) as fleet, trio.open_nursery() as nursery:
+        routes, aborts, over = serve(fleet), fleet.administration.aborts, set()
+        sent = [serve_http(worker, {}) for worker in fleet.workers]
+
+        async def wait(model: str) -> None:
+            with suppress(CallAborted), aborts.waiting(make_call(id="waits", model=model)):
+                await trio.sleep_forever()
+            over.add(model)
+
+        for model in ("x", "y", "adapter"):
+            nursery.start_soon(wait, model)
+        await wait_all_tasks_blocked()
+        assert (await ask(routes, "POST", "/workers/w1/abort_requests", body)).status == 200
+        assert (over, sent) == (set(), [[], [{"request_ids": []}]])
+        assert (await ask(routes, "POST", "/abort_requests", body, query)).status == 200
+        await wait_all_tasks_blocked()
+        assert (over, [len(bodies) for bodies in sent]) == (ended, [not query, 2])
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_abort_of_all_calls_needs_the_workers_http_server():
+    async with administered() as fleet:
+        refused = await ask(serve(fleet), "POST", "/abort_requests", b"{}")
+        assert (refused.status, "only its HTTP server has this" in refused.json["error"]["message"]) == (501, True)
+
+
 @pytest.mark.parametrize(
     ("path", "query", "body", "param"),
     [
@@ -89,7 +121,7 @@ async def test_an_abort_ends_what_waits_at_the_gate_and_every_output_on_the_work
         ("/finish_weight_update", "", b'{"weight_version":" "}', "weight_version"),
         ("/update_weight_version", "", b'{"new_version":""}', "new_version"),
         ("/collective_rpc", "", b'{"args":[]}', "method"),
-        ("/abort_requests", "", b'{"request_ids":[]}', "request_ids"),
+        ("/abort_requests", "", b'{"request_ids":["a"],"ids":[]}', "ids"),
     ],
 )
 async def test_what_is_wrong_is_refused_by_name_before_a_worker_hears_of_it(path, query, body, param):
