@@ -16,11 +16,12 @@ from core.fleet.worker import Worker
 from core.hookspecs import Choice, hookimpl
 from core.northbound.body import parse_call
 from core.reply import PromptLogprob
+from core.wire.needs import RUST_HTTP_CAN
 from plugins.disaggregation import Settings
 from plugins.disaggregation.legs import HAND_OVER
 from plugins.routed_experts import RoutedExperts
 from plugins.routed_experts import Settings as RowsSettings
-from tests.unit.core.lanes import output
+from tests.unit.core.lanes import ScriptedLane, output
 from tests.unit.core.rig import Browser, make_call, make_worker
 from tests.unit.plugins.disaggregation.fleet import HANDOFF, Fleet, decode, lane, prefill, prefilled
 from tests.unit.plugins.routed_experts.files import encoded
@@ -122,6 +123,14 @@ async def test_neither_worker_needs_what_only_the_other_one_is_asked():
     p, d = prefill(http=True), decode()  # the one has HTTP only, the other gRPC only
     asked = {"prompt_logprob_token_ids": [[1], [2], [3]], "prompt_logprob_start": 0, "stop": ["x"]}
     assert (await Fleet(p, d).ask(sampling_params=asked)).status == 200
+
+
+@pytest.mark.parametrize(("id_", "wire"), [(2**53 - 1, "grpc"), (2**53, "http")])
+async def test_a_hand_off_that_grpc_would_change_goes_to_the_decode_worker_over_http(id_, wire):
+    script = [output(8), output(9, finish="length", completion_tokens=2)]
+    d = make_worker("d", ScriptedLane(script), ScriptedLane(script, wire="http", can=RUST_HTTP_CAN), role="decode")
+    fleet = Fleet(prefill(prefilled(handoff={**HANDOFF, "remote_id": id_}), http=True), d)
+    assert ((await fleet.ask()).status, fleet.outcome.wire) == (200, wire)
 
 
 @pytest.mark.parametrize("stream", [False, True])
