@@ -11,13 +11,24 @@ PATH = "/inference/v1/generate"
 
 
 class Said(NamedTuple):
-    """What a reply says: tokens, their log-probabilities as the bytes of a float, candidates beside them, and the end."""
+    """What a reply says: tokens, their log-probabilities as the bytes of a float, their ranks, candidates beside them, and the end."""
 
     tokens: list[int]
     logprobs: list[bytes]
-    candidates: list[dict[int, bytes]]
+    ranks: list[int | None]
+    candidates: list[dict[int, tuple[bytes, int | None]]]
     finish_reason: str
-    prompt: list[dict[int, bytes]]
+    stop_reason: int | str | None
+    prompt: list[dict[int, tuple[bytes, int | None]]]
+
+    def as_told_by(self, other: "Said") -> "Said":
+        """The same, without the ranks of the output and the stop reason when the other reply has no ranks: vLLM 0.31's HTTP server tells
+        neither.
+        """
+        if any(other.ranks):
+            return self
+        bare = [{token: (logprob, None) for token, (logprob, _) in each.items()} for each in self.candidates]
+        return self._replace(ranks=[None] * len(self.ranks), candidates=bare, stop_reason=None)
 
 
 def body(prompt: Iterable[int], tokens: int, *, stream: bool = False, **sampling: Any) -> dict[str, Any]:
@@ -47,12 +58,11 @@ def said(reply: dict[str, Any]) -> Said:
     return Said(
         tokens=choice["token_ids"],
         logprobs=[_single(entry["logprob"]) for entry in entries],
-        candidates=[{_id(candidate): _single(candidate["logprob"]) for candidate in entry["top_logprobs"]} for entry in entries],
+        ranks=[entry.get("rank") for entry in entries],
+        candidates=[{_id(candidate): _ranked(candidate) for candidate in entry["top_logprobs"]} for entry in entries],
         finish_reason=choice.get("finish_reason") or "",
-        prompt=[
-            {int(token): _single(value["logprob"]) for token, value in (entry or {}).items()}
-            for entry in reply.get("prompt_logprobs") or ()
-        ],
+        stop_reason=choice.get("stop_reason"),
+        prompt=[{int(token): _ranked(value) for token, value in (entry or {}).items()} for entry in reply.get("prompt_logprobs") or ()],
     )
 
 
@@ -62,8 +72,10 @@ def joined(chunks: Iterable[dict[str, Any]]) -> Said:
     return Said(
         tokens=[token for part in parts for token in part.tokens],
         logprobs=[logprob for part in parts for logprob in part.logprobs],
+        ranks=[rank for part in parts for rank in part.ranks],
         candidates=[candidates for part in parts for candidates in part.candidates],
         finish_reason="".join(part.finish_reason for part in parts),
+        stop_reason=next((part.stop_reason for part in parts if part.stop_reason is not None), None),
         prompt=[position for part in parts for position in part.prompt],
     )
 
@@ -71,6 +83,10 @@ def joined(chunks: Iterable[dict[str, Any]]) -> Said:
 def _id(candidate: dict[str, Any]) -> int:
     """vLLM 0.31 names tokens, later ones number them."""
     return candidate["token_id"] if "token_id" in candidate else int(candidate["token"].removeprefix("token_id:"))
+
+
+def _ranked(candidate: dict[str, Any]) -> tuple[bytes, int | None]:
+    return _single(candidate["logprob"]), candidate.get("rank")
 
 
 def _single(value: float) -> bytes:

