@@ -4,7 +4,7 @@ A plugin imports from here, and nothing from below but vLLM's own messages (`cor
 """
 
 from core.call import Call, Identity, Outcome, SamplingParams
-from core.errors import BadRequest, CallError, NotFound, NoWorker
+from core.errors import BadRequest, CallAborted, CallError, NotFound, NoWorker
 from core.fleet.administration import Administration
 from core.fleet.cohort import Cohort, Member, instance_of
 from core.fleet.control import ControlFailed, WorkerControl
@@ -31,6 +31,7 @@ __all__ = [
     "Administration",
     "BadRequest",
     "Call",
+    "CallAborted",
     "CallError",
     "Choice",
     "Cohort",

@@ -93,10 +93,13 @@ class ClientGone(CallError):
 
 
 class CallAborted(CallError):
-    """499: somebody has aborted the call before a worker had it. Its client is told as by a worker, with the finish reason `abort`."""
+    """499: somebody has aborted the call before there was an output, at the gate or in a part of it (`begin_attempt`).
+
+    Its client is told as by a worker, with the finish reason `abort`.
+    """
 
     def __init__(self) -> None:
-        super().__init__(499, "the call was aborted at the gate")
+        super().__init__(499, "the call was aborted before its first output")
 
 
 class PluginFault(CallError):

@@ -95,7 +95,7 @@ class CallSpecs:
         It is cancelled when the client goes. What it has begun on workers is then its own to end; a call that has something to end there
         sets `hold`. When the fleet is paused meanwhile, or the attempt fails, all begins anew. Not for calls whose body goes on as it is.
 
-        Raises: `CallError`, with which the call ends.
+        Raises: `CallError`, with which the call ends; `CallAborted`, when it was aborted there.
 
         Example: the prompt's beginning is warmed up on the worker's cache first.
 

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from core import (
     BadRequest,
     Call,
+    CallAborted,
     CallError,
     GenerateReply,
     NoWorker,
@@ -238,9 +239,7 @@ class Disaggregation:
         while True:
             reply, leg = await self._leg(prefill_call(begun, **{_NAME: versions}))
             if not reply.kv_transfer_params:
-                aborted = reply.choices[0].finish_reason == "abort"
-                why = "was aborted" if aborted else "returned no kv_transfer_params: start vLLM with --kv-transfer-config"
-                raise CallError(503 if aborted else 502, f"prefill: {leg.worker} {why}")
+                raise CallError(502, f"prefill: {leg.worker} returned no kv_transfer_params: start vLLM with --kv-transfer-config")
             worker = self._proxy.fleet.workers.get(leg.worker)
             prefilled = Prefilled(reply, leg.worker, worker.policy_version if worker else None, trio.current_time())
             try:
@@ -264,12 +263,16 @@ class Disaggregation:
             self._releases.add(call, prefilled)
 
     async def _leg(self, call: Call) -> tuple[GenerateReply, Outcome]:
+        """A part of the call; one that is aborted in a part is aborted, as on a worker that does all of it."""
         try:
-            return await self._proxy.leg(call)
+            reply, leg = await self._proxy.leg(call)
         except CallError as error:
             if error.status < HTTPStatus.INTERNAL_SERVER_ERROR:
                 raise  # clients know these by the worker's words
             raise CallError(error.status, f"{call.role}: {error.message}", param=error.param, retry_after=error.retry_after) from error
+        if reply.choices[0].finish_reason == "abort":
+            raise CallAborted
+        return reply, leg
 
 
 def _told(role: str, leg: Outcome) -> str:

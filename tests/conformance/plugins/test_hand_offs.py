@@ -115,13 +115,34 @@ def test_weights_that_change_between_the_parts_leave_no_block_behind(slow):
 
 
 @pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_a_pause_aborts_in_its_prefill_ends_as_on_one_worker(slow, stream):
+    proxy, first, second = slow
+    with headrace(first) as alone:
+        apart, whole = (aborted(one, first, body(stream=stream)) for one in (proxy, alone))
+    assert apart == whole == ([], "abort")
+    wait_until_freed(first, second)
+
+
+def aborted(proxy: RunningProxy, worker: RunningWorker, sent: dict[str, Any]) -> tuple[list[int], str]:
+    """The tokens of a call that a pause aborts while the worker computes its prompt, and its finish reason."""
+    with ThreadPoolExecutor() as threads:
+        asked = threads.submit(send, proxy.url, sent)
+        wait_for(worker.running_requests)
+        administer(proxy, "/pause?mode=abort")
+        administer(proxy, "/resume")
+        response = asked.result()
+    assert response.status_code == 200, response.text
+    return tokens(replies(response)), replies(response)[-1]["choices"][0]["finish_reason"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
 def test_pauses_between_the_parts_leave_no_block_behind(slow, stream):
     proxy, first, second = slow
     name = f"paused-{stream}"
     with ThreadPoolExecutor() as threads:
         sent = threads.submit(send, proxy.url, body(stream=stream) | {"request_id": name})
         for number in (1, 2):
-            wait_for(lambda: in_flight(proxy, "w0"))
+            wait_for(first.running_requests)
             administer(proxy, "/pause?mode=wait")
             wait_for(lambda number=number: len(legs(proxy, name)) == number)
             assert kept(first)

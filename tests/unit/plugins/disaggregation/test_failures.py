@@ -59,16 +59,20 @@ async def test_a_refusal_of_the_prefill_is_the_answer_word_for_word():
     assert not lane(d).requests
 
 
-@pytest.mark.parametrize(
-    ("answer", "status", "why"),
-    [
-        (prefilled(handoff=None), 502, "prefill: p returned no kv_transfer_params: start vLLM with --kv-transfer-config"),
-        (prefilled(handoff=None, finish="abort"), 503, "prefill: p was aborted"),
-    ],
-)
-async def test_a_prefill_without_a_hand_off_is_an_error_that_names_the_worker(answer, status, why):
-    browser = await Fleet(prefill(answer), decode()).ask()
-    assert (browser.status, browser.json["error"]["message"]) == (status, why)
+async def test_a_prefill_without_a_hand_off_is_an_error_that_names_the_worker():
+    browser = await Fleet(prefill(prefilled(handoff=None)), decode()).ask()
+    why = "prefill: p returned no kv_transfer_params: start vLLM with --kv-transfer-config"
+    assert (browser.status, browser.json["error"]["message"]) == (502, why)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_whose_prefill_is_aborted_is_aborted(stream):
+    d = decode()
+    fleet = Fleet(prefill(output(finish="abort")), d)
+    browser = await fleet.ask(stream=stream)
+    choices = [event["choices"][0] for event in browser.events[:-1]] if stream else browser.json["choices"]
+    assert [(choice["token_ids"], choice["finish_reason"]) for choice in choices] == [([], "abort")]
+    assert (fleet.outcome.kind, fleet.in_flight, lane(d).requests) == ("ok", [0, 0], [])
 
 
 async def test_nothing_is_computed_when_no_decode_worker_is_ready():
