@@ -66,7 +66,7 @@ class Pausing:
             sound = self._sound(workers)
             if not sound:
                 await self._still(operation, workers, clear_cache=clear_cache)
-            running = [worker for worker in sound if not self._standings.of(worker).paused]
+            running = [worker for worker in sound if not self._is_still(worker)]
             again = [worker for worker in sound if worker not in running]
             for worker in running:
                 self._standings.of(worker).paused, self._standings.of(worker).left_frozen = "trainer", False
@@ -118,8 +118,9 @@ class Pausing:
 
         async def pause(control: WorkerControl) -> None:
             await control.worker.settle()
-            # A call that is waited for goes on, and nothing may go on with weights that aren't whole.
-            whole = self._standings.of(control.worker).is_whole
+            # A call that is waited for goes on, and nothing may go on with weights that aren't whole, or aren't there.
+            standing = self._standings.of(control.worker)
+            whole = standing.is_whole and not standing.asleep
             await control.pause(mode if whole or mode == "abort" else "keep", clear_cache=clear_cache)
 
         for _ in range(_TICKS):
@@ -229,15 +230,16 @@ class Pausing:
     async def sleep(self, workers: Sequence[Worker], level: int, mode: PauseMode, *, by: str) -> None:
         """Put every worker to sleep. One that fails is not slept and the others are: level 2 can't be undone.
 
-        Calls on a worker whose weights aren't whole can't be waited for: they end.
+        Calls on a worker whose weights aren't whole, or sleep already, can't be waited for: they end.
         """
-
-        async def sleep(control: WorkerControl) -> None:
-            whole = self._standings.of(control.worker).is_whole
-            await control.sleep(level, mode if whole or mode == "keep" else "abort")
 
         async def work(operation: Operation) -> None:
             self._demand_whole(operation, workers)
+            waited_for = [worker for worker in workers if self._standings.of(worker).is_whole and not self._standings.of(worker).asleep]
+
+            async def sleep(control: WorkerControl) -> None:
+                await control.sleep(level, mode if mode == "keep" or control.worker in waited_for else "abort")
+
             for worker in workers:
                 self._standings.sleep(worker, True)
             slept = await operation.ask(workers, sleep, deadline=None)
@@ -273,6 +275,8 @@ class Pausing:
                     self._standings.of(worker).paused = ""
                     self._standings.sleep(worker, False)
                     self._standings.show(worker, running=True)
+            if not all(paused.good.values()):  # it is a resume, too
+                self._standings.let_go_of(workers)
             if failures := {**woken.failures, **paused.failures}:
                 raise FleetFailed(operation.name, failures, "The other workers were woken up")
             others = {worker: self._standings.of(worker) for worker in workers if worker not in asked}

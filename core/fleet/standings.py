@@ -171,7 +171,8 @@ class Standings:
         standing = self.of(worker)
         standing.spoiled.discard(standing.part)
         standing.torn.discard(standing.part)
-        standing.updating, standing.session, standing.draft = False, False, False
+        standing.session &= not standing.updating  # a checkpoint ends no update that the engine thinks is running
+        standing.updating, standing.draft = False, False
         self._leave(worker)
         if weights is not None:
             standing.weights, standing.unknown = weights, False
@@ -185,11 +186,12 @@ class Standings:
         """Whatever its weights are, somebody answers for them; one in the middle of an update stays in it."""
         standing, current = self.of(worker), self.current.of(worker)
         standing.by_hand = standing.failed = ""
+        held = self.is_held_back if standing.updating else self.others_are_held
+        standing.waits = standing.paused != "trainer" and held(worker)
         if not standing.updating:
             standing.spoiled.clear()
             standing.late = standing.unknown = False
             standing.weights = current.number if current else standing.weights
-            standing.waits = standing.paused != "trainer" and self.others_are_held(worker)
         self._note(worker)
         self.show(worker)
 

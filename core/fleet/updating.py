@@ -108,7 +108,7 @@ class Updating:
             for worker in members:
                 self._standings.of(worker).received = True
             for worker in received.failures:  # vLLM 0.33: that has ended the update
-                self._standings.of(worker).session = received.refused
+                self._standings.of(worker).session = worker in received.refusals
             judge(self._standings, operation, received, opened)
 
         await self._operations.do("update_weights", workers, work, by=by, same=digest([info, by]))

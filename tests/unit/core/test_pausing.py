@@ -301,6 +301,18 @@ async def test_a_fleet_that_sleeps_is_not_resumed():
         assert fleet.states == ["ready", "ready"]
 
 
+async def test_a_pause_that_fails_wakes_nobody_up():
+    async with administered() as fleet:
+        await fleet.pausing.sleep(fleet.workers, 1, "keep", by="me")
+        fleet.engines[1].fails["pause"] = [broken("it doesn't want to")]
+        with pytest.raises(FleetFailed, match="pause failed on w1"):
+            await fleet.pause(mode="wait")
+        assert [engine.asked for engine in fleet.engines] == [["sleep", "pause"]] * 2
+        assert fleet.engines[0].sent["pause"] == (vllm.PauseMode.KEEP, False), "its calls can't go on without weights"
+        assert await fleet.pausing.wake_up(fleet.workers, [], by="me")
+        assert fleet.states == ["ready", "ready"]
+
+
 async def test_who_cannot_sleep_takes_calls_and_is_named():
     async with administered() as fleet:
         fleet.engines[0].fails["sleep"] = [broken("no memory saver")]

@@ -7,7 +7,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from core.fleet.operations import FleetFailed
-from tests.unit.core.engines import administered, broken, serve_http
+from tests.unit.core.engines import administered, broken, refused, serve_http
 from tests.unit.core.test_latecomers import fleet_of
 
 # --- in the middle of an update by steps --------------------------------------------------------------------------------------
@@ -79,6 +79,43 @@ async def test_an_update_that_a_released_engine_is_still_in_is_ended_before_the_
         await fleet.administration.release(fleet.workers[1], by="me")
         await fleet.update("9")
         assert (fleet.states, fleet.engines[1].version) == (["ready", "ready"], "9")
+
+
+async def test_who_is_released_in_an_update_in_a_pause_waits_with_the_others_after_it():
+    async with administered() as fleet:
+        await quarantine_in_an_update(fleet)
+        await fleet.start()
+        fleet.administration.quarantine(fleet.workers[1], "it smells", by="me")
+        await fleet.administration.release(fleet.workers[1], by="me")
+        await fleet.receive()
+        await fleet.finish("9")
+        assert (fleet.states, [engine.paused for engine in fleet.engines]) == (["paused", "paused"], [True, True])
+        await fleet.resume()
+        assert fleet.states == ["ready", "ready"]
+
+
+async def test_an_update_that_one_alone_has_refused_is_ended_there_before_the_next():
+    async with administered() as fleet:
+        await fleet.start()
+        fleet.engines[1].fails["update"] = [refused("no such tensor")]
+        with pytest.raises(FleetFailed, match="update_weights failed on w1: no such tensor"):
+            await fleet.receive()
+        await fleet.finish("8")
+        await fleet.update("9")
+        assert (fleet.states, fleet.engines[1].version) == (["ready", "ready"], "9")
+
+
+async def test_a_checkpoint_ends_no_update_that_the_engine_thinks_is_running():
+    async with administered(1) as fleet:
+        await fleet.start()
+        fleet.engines[0].fails["finish"] = [broken("the connection broke")]
+        with pytest.raises(FleetFailed):
+            await fleet.finish("8")
+        fleet.engines[0].broken = False
+        serve_http(fleet.workers[0], {"results": [None]})
+        await fleet.methods.call(fleet.workers, {"method": "reload_weights"}, by="me")
+        await fleet.update("9")
+        assert (fleet.states, fleet.engines[0].version) == (["ready"], "9")
 
 
 # --- in a trainer's pause -----------------------------------------------------------------------------------------------------
@@ -169,6 +206,19 @@ async def test_two_that_wait_for_a_third_do_not_wait_for_each_other():
         assert fleet.states == ["paused"] * 3
         await fleet.pausing.resume(fleet.workers[:1], by="me")
         assert fleet.states == ["ready"] * 3
+
+
+async def test_a_wake_up_is_a_resume_for_the_quarantined_too():
+    async with administered() as fleet:
+        await fleet.pause()
+        await fleet.start()
+        fleet.engines[1].fails["update"] = [broken()]
+        with pytest.raises(FleetFailed):
+            await fleet.receive()
+        await fleet.finish("8")
+        await fleet.pausing.wake_up(fleet.workers, [], by="me")
+        await fleet.update("9")
+        assert (fleet.states, [engine.paused for engine in fleet.engines]) == (["ready", "ready"], [False, False])
 
 
 async def test_a_pause_that_has_lost_its_trainer_has_lost_it_for_the_quarantined_too(autojump_clock):
