@@ -1,4 +1,7 @@
-"""Many stand-in workers in few processes: `python -m tests.workers.crowd COUNT` serves COUNT of them in one."""
+"""Many stand-in workers in few processes: `python -m tests.workers.crowd COUNT` serves COUNT of them in one.
+
+What a fleet does as one, they answer when all of a process have been asked for it: who asks them one after the other gets no answer.
+"""
 
 import asyncio
 import contextlib
@@ -6,15 +9,25 @@ import json
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any, Final
 
+from quart import Quart, request
+
+from plugins.stand_in import server
+from plugins.stand_in.engine.engine import Engine
 from plugins.stand_in.options import Options
+from plugins.stand_in.over_grpc.control import Control
+from plugins.stand_in.over_http.app import create_app
 from plugins.stand_in.server import Ready, serve
 from tests.workers.processes import Command, Processes, json_lines
 from tests.workers.running import RunningWorker
 
 _PROJECT = Path(__file__).parent.parent.parent
+#: Over gRPC and over HTTP.
+_AS_ONE: Final = ("pause_generation", "resume_generation", "update_weight_version")
+_AS_ONE_PATH: Final = "/collective_rpc"
 
 
 @contextlib.contextmanager
@@ -44,7 +57,34 @@ def crowd(processes: int, each: int) -> Iterator[list[RunningWorker]]:
             ]
 
 
+def _answer_together(count: int) -> None:
+    for name in _AS_ONE:
+        setattr(Control, name, _together(getattr(Control, name), asyncio.Barrier(count)))
+    loaded = asyncio.Barrier(count)
+
+    def create(engine: Engine) -> Quart:
+        app = create_app(engine)
+
+        @app.before_request
+        async def wait() -> None:
+            if request.path == _AS_ONE_PATH:
+                await loaded.wait()
+
+        return app
+
+    server.create_app = create
+
+
+def _together(method: Callable[..., Awaitable[Any]], barrier: asyncio.Barrier) -> Callable[..., Awaitable[Any]]:
+    async def answer(*arguments: Any) -> Any:
+        await barrier.wait()
+        return await method(*arguments)
+
+    return answer
+
+
 async def _serve(count: int) -> None:
+    _answer_together(count)
     ending = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ending.set)
     async with asyncio.TaskGroup() as tasks:
