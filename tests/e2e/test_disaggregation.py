@@ -152,10 +152,10 @@ def test_a_pause_between_prefill_and_decode_leaves_nothing_behind(pair: Pair):
     with ThreadPoolExecutor() as threads:
         sent = threads.submit(ask, proxy.url, call(LONG, 8, "paused"))
         wait_for(lambda: _in_flight(proxy)["w0"], SOON)
-        _administer(proxy, "/pause?mode=wait")
+        _administer(proxy, "/workers/w1/pause?mode=keep")
         wait_for(lambda: any(leg["id"] == "paused" for leg in proxy.events("leg.settled")), SOON)
         assert kept(prefill) > 0
-        _administer(proxy, "/resume")
+        _administer(proxy, "/workers/w1/resume")
         assert len(sent.result().tokens) == 8
     wait_until_idle(pair)
     # The hand-off from before, only for its blocks to be freed, and the one from after.
