@@ -10,6 +10,7 @@ import zmq
 from grpclib.exceptions import GRPCError
 
 from core import Worker
+from plugins.routing_kv.addresses import Addresses
 from plugins.routing_kv.index import Index
 from plugins.routing_kv.places import Place, Places
 from plugins.routing_kv.sources import Source, SourceSettings, discover
@@ -34,6 +35,7 @@ class Followers:
         self._places = places
         self._index = index
         self._sources = sources
+        self._addresses = Addresses()
         self._present: dict[Worker, trio.CancelScope] = {}
         self._needed = trio.Event()
         self._start: Callable[[Worker], None] | None = None
@@ -102,7 +104,7 @@ class Followers:
 
     async def _subscribe(self, subscription: Subscription, worker: Worker, source: Source) -> None:
         try:
-            await subscription.run()
+            await self._addresses.follow(worker.id, subscription)
         except zmq.ZMQError as error:
             log.error("kv.not_subscribed", worker=worker.id, rank=source.rank, endpoint=source.endpoint, reason=error.strerror)  # noqa: TRY400
 

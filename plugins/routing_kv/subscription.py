@@ -30,6 +30,9 @@ _TURN: Final = 32
 _REPLAY_SILENCE: Final = 5.0
 #: Seconds without a batch after which the engine is asked whether one was lost, if it has done something since it was asked.
 _SILENCE: Final = 5.0
+#: How often, and after how many seconds each time, an address is tried that ZeroMQ has still to free.
+_BINDING: Final = 20
+_BINDING_PAUSE: Final = 0.05
 _NUMBER_BYTES: Final = 8
 _END: Final = (-1).to_bytes(_NUMBER_BYTES, "big", signed=True)
 
@@ -58,8 +61,10 @@ class Subscription:
         ended: Callable[[], int] = lambda: 0,
     ) -> None:
         self.counters = Counters()
+        self.source = source
+        #: Whether headrace has bound the endpoint, and not the engine.
+        self.bound = False
         self._context = context
-        self._source = source
         self._feed = feed
         self._log = log.bind(worker=worker, rank=source.rank)
         self._topic = source.topic.encode()
@@ -70,13 +75,15 @@ class Subscription:
         #: What there was when the engine was last asked for lost batches: the last one that came, and the calls that had left it.
         self._asked = self._last, 0
 
-    async def run(self) -> None:
+    async def run(self, *, ours: bool = False) -> None:
         """Follow the events until cancelled. ZeroMQ connects again by itself, for as long as it takes.
+
+        `ours` says that headrace has bound the endpoint before: then it may take a moment until that can be bound again.
 
         Raises: `zmq.ZMQError` for an endpoint that can't be.
         """
         with Socket(self._context, zmq.SUB) as socket:
-            self._open(socket)
+            await self._open(socket, ours=ours)
             # Subscribed first: what comes meanwhile waits, and is told by its number from what is replayed.
             await self._replay()
             while True:
@@ -87,6 +94,11 @@ class Subscription:
                         break
                     await self._take(frames)
                 await trio.lowlevel.checkpoint()
+
+    def forget(self) -> None:
+        """What has come may have been another engine's, too: begin anew with the next `run`."""
+        self._next, self._last = 0, -1
+        self._feed.restart()
 
     async def _receive(self, socket: Socket) -> list[bytes]:
         """The next message."""
@@ -141,7 +153,7 @@ class Subscription:
 
     async def _replay(self) -> None:
         """Apply the batches from the next one on that the engine still has."""
-        if not self._source.replay:
+        if not self.source.replay:
             return
         while True:
             start = self._next
@@ -153,7 +165,7 @@ class Subscription:
         """Whether everything has come that the engine had."""
         with Socket(self._context, zmq.DEALER) as socket:
             socket.raw.setsockopt(zmq.RCVHWM, 0)
-            socket.raw.connect(self._source.replay)
+            socket.raw.connect(self.source.replay)
             socket.send([b"", self._next.to_bytes(_NUMBER_BYTES, "big")])
             first = True
             while True:
@@ -161,7 +173,7 @@ class Subscription:
                 with trio.move_on_after(_REPLAY_SILENCE):
                     frames = await socket.receive()
                 if frames is None or len(frames) != 4:
-                    self._log.warning("kv.no_replay", endpoint=self._source.replay)
+                    self._log.warning("kv.no_replay", endpoint=self.source.replay)
                     return False
                 number = int.from_bytes(frames[2], "big")
                 ended = frames[2] == _END
@@ -188,23 +200,26 @@ class Subscription:
         for event in batch.events:
             self._feed.apply(event)
 
-    def _open(self, socket: Socket) -> None:
+    async def _open(self, socket: Socket, *, ours: bool) -> None:
         raw = socket.raw
         raw.setsockopt(zmq.RCVHWM, _WAITING)
         raw.setsockopt(zmq.RECONNECT_IVL, _RECONNECT[0])
         raw.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT[1])
         raw.setsockopt(zmq.SUBSCRIBE, self._topic)
-        bound = self._source.binds is not True and self._bind(raw)
-        if not bound:
-            raw.connect(self._source.endpoint)
-        self._log.info("kv.subscribed", endpoint=self._source.endpoint, bound=bound)
+        self.bound = self.source.binds is not True and await self._bind(raw, tries=_BINDING if ours else 1)
+        if not self.bound:
+            raw.connect(self.source.endpoint)
+        self._log.info("kv.subscribed", endpoint=self.source.endpoint, bound=self.bound)
 
-    def _bind(self, raw: "zmq.Socket[bytes]") -> bool:
+    async def _bind(self, raw: "zmq.Socket[bytes]", *, tries: int) -> bool:
         """Bind, for an engine that connects. Where that can't be, the engine has bound the address itself."""
-        try:
-            raw.bind(self._source.endpoint)
-        except zmq.ZMQError:
-            if self._source.binds is False:
-                raise
-            return False
-        return True
+        for left in reversed(range(tries)):
+            try:
+                raw.bind(self.source.endpoint)
+            except zmq.ZMQError:
+                if not left and self.source.binds is False:
+                    raise
+                await trio.sleep(_BINDING_PAUSE if left else 0)
+            else:
+                return True
+        return False

@@ -1,9 +1,12 @@
 """Each worker that is there is followed, and no other, as soon as somebody wants to know."""
 
 import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import trio
+import zmq
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from structlog.testing import capture_logs
@@ -15,12 +18,15 @@ from core.settings import Settings as HeadraceSettings
 from core.settings import WorkerSettings
 from core.wire.generated.vllm import GetKvEventSourcesRequest, GetKvEventSourcesResponse, KvEventSource
 from plugins.routing_kv import KV, Settings
+from plugins.routing_kv import addresses as addresses_module
+from plugins.routing_kv.sockets import Socket
 from plugins.routing_kv.sources import SourceSettings
 from plugins.routing_round_robin import RoundRobin
 from tests.unit.plugins.routing_kv.prompts import call_of
-from tests.unit.plugins.routing_kv.publisher import publishing
+from tests.unit.plugins.routing_kv.publisher import Publisher, publishing
 from tests.unit.plugins.routing_kv.test_policy import worker_of
 from tests.unit.plugins.routing_kv.test_subscription import block
+from tests.workers.processes import free_ports
 
 
 class Control:
@@ -153,4 +159,98 @@ async def test_an_address_that_cant_be_costs_that_worker_only(nursery):
         await publisher.subscribed()
         publisher.publish(block(1))
         await until(lambda: blocks(kv, workers[1]) == 1)
+        nursery.cancel_scope.cancel()
+
+
+def connecting(endpoint: str, *topics: str) -> tuple[KV, list[Worker]]:
+    """Workers whose engines connect to one address, each with a topic."""
+    kv = KV(Settings(), clock=time.monotonic)
+    kv._followers.need()
+    workers = [with_control(worker_of(name), Control([told(endpoint, topic=topic)])) for name, topic in zip("ab", topics, strict=False)]
+    return kv, workers
+
+
+@asynccontextmanager
+async def engine(endpoint: str, topic: str = "") -> AsyncIterator[Publisher]:
+    """It connects."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        with Socket(context, zmq.XPUB) as pub:
+            pub.raw.connect(endpoint)
+            yield Publisher(pub, None, topic)
+    finally:
+        context.destroy(linger=0)
+
+
+async def heard(publisher: Publisher, kv: KV, worker: Worker) -> None:
+    """Publish until something arrives: who has connected isn't told who listens now."""
+
+    def arrived() -> bool:
+        publisher.publish(block(1))
+        return blocks(kv, worker) == 1
+
+    await until(arrived)
+
+
+@contextmanager
+def refusals() -> Iterator[list[tuple[str, str]]]:
+    """Who is not followed, and why: filled at the end."""
+    found: list[tuple[str, str]] = []
+    with capture_logs() as lines:
+        yield found
+        found += sorted((line["worker"], line["reason"]) for line in lines if line["event"] == "kv.not_subscribed")
+
+
+async def test_engines_that_nothing_tells_apart_are_followed_by_nobody_until_one_of_them_leaves(nursery, monkeypatch):
+    monkeypatch.setattr(addresses_module, "_HANDOVER", 0.05)
+    endpoint = f"tcp://127.0.0.1:{free_ports(1)[0]}"
+    kv, (a, b) = connecting(endpoint, "kv", "kv")
+    async with engine(endpoint, "kv") as first:
+        kv.worker_joined(a)
+        nursery.start_soon(kv._followers.run)
+        await first.subscribed()
+        first.publish(block(1))
+        await until(lambda: blocks(kv, a) == 1)
+        with refusals() as found:
+            kv.worker_joined(b)
+            await until(lambda: blocks(kv, a) == 0)
+            await trio.sleep(0.2)  # longer than the handover
+        assert found == [
+            ("a", "the events of b come to this address, too: give each engine a port of its own"),
+            ("b", "the events of a come to this address, too: give each engine a port of its own"),
+        ]
+        assert not kv._places.at(a, None).feed.whole
+        kv.worker_left(a)
+        await heard(first, kv, b)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_second_topic_of_an_address_that_headrace_has_bound_is_an_error(nursery, monkeypatch):
+    monkeypatch.setattr(addresses_module, "_HANDOVER", 0.05)
+    endpoint = f"tcp://127.0.0.1:{free_ports(1)[0]}"
+    kv, (a, b) = connecting(endpoint, "kv@a", "kv@b")
+    async with engine(endpoint, "kv@a") as first:
+        kv.worker_joined(a)
+        nursery.start_soon(kv._followers.run)
+        await first.subscribed()
+        with refusals() as found:
+            kv.worker_joined(b)
+            await trio.sleep(0.2)  # longer than the handover
+        assert found == [("b", "the events of a come to this address, too: give each engine a port of its own")]
+        first.publish(block(1))
+        await until(lambda: blocks(kv, a) == 1)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_worker_that_comes_back_at_once_has_its_address_again(nursery):
+    endpoint = f"tcp://127.0.0.1:{free_ports(1)[0]}"
+    kv, (a,) = connecting(endpoint, "kv")
+    async with engine(endpoint, "kv") as publisher:
+        nursery.start_soon(kv._followers.run)
+        for _ in range(10):
+            with refusals() as found:
+                kv.worker_joined(with_control(a, Control([told(endpoint, topic="kv")])))
+                await heard(publisher, kv, a)
+            assert found == []
+            kv.worker_left(a)
         nursery.cancel_scope.cancel()
