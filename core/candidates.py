@@ -84,5 +84,6 @@ def serves_model(worker: Worker, call: Call) -> bool:
 
 
 def has_rank(worker: Worker, rank: int) -> bool:
-    """Whether it has that data-parallel rank, or may have it: a worker without gRPC doesn't tell its ranks."""
-    return worker.settings.grpc is None or (worker.info is not None and rank in worker.info.ranks)
+    """Whether it has that data-parallel rank, or may have it: a worker without gRPC need not tell its ranks."""
+    ranks = worker.info.ranks if worker.info else ()
+    return rank in ranks or (worker.settings.grpc is None and len(ranks) < 2)

@@ -1,7 +1,7 @@
 """Asking a worker how it is: who it is when it joins, and whether it is healthy, paused, and on which policy version, ever after."""
 
 from http import HTTPStatus
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import grpclib.client
 import httpx
@@ -26,7 +26,7 @@ from core.wire.http_errors import describe, key_refused
 from core.wire.http_lane import PATH
 from core.wire.needs import PYTHON_HTTP_CAN, RUST_HTTP_CAN
 
-T = TypeVar("T", bound=Struct)
+T = TypeVar("T")
 
 
 class ProbeFailed(Exception):
@@ -114,13 +114,15 @@ class HttpProbe:
         own = [card for card in cards.data if card.parent is None and card.max_model_len]
         if not own:
             raise ProbeFailed("/v1/models lists no model with a max_model_len", certain=False)
+        ranks = await self._ranks()
         return WorkerInfo(
             models=tuple(card.id for card in own),
             model_id=own[0].root or own[0].id,
             max_model_len=own[0].max_model_len or 0,
             engine_version=(await self._get("/version", _Version)).version,
-            # A development route: absent from a server that trains nothing.
-            world_size=(await self._get("/get_world_size", _WorldSize, optional=True)).world_size,
+            # A development route, which counts all ranks: absent from a server that trains nothing.
+            world_size=max((await self._get("/get_world_size", _WorldSize, optional=True)).world_size // len(ranks), 1),
+            ranks=ranks,
         )
 
     async def check(self) -> Report:
@@ -149,6 +151,11 @@ class HttpProbe:
             case status:
                 raise RouteClosed(f"its HTTP server answers {status} to {PATH}")
         return RUST_HTTP_CAN if (await self._get("/version", _Version)).rust_frontend_version else PYTHON_HTTP_CAN
+
+    async def _ranks(self) -> tuple[int, ...]:
+        """The data-parallel ranks: only those that publish KV events are named anywhere, and not how many others a group has elsewhere."""
+        named = tuple(sorted(await self._get("/kv_event_sources", dict[int, Any], optional=True)))
+        return named if named and named == tuple(range(len(named))) else (0,)
 
     async def _get(self, path: str, type_: type[T], *, optional: bool = False) -> T:
         response = await self._send(path)

@@ -384,6 +384,21 @@ async def test_an_http_worker_introduces_itself_without_its_adapters():
     assert (info.engine_version, info.world_size) == ("0.33.0", 4)
 
 
+@pytest.mark.parametrize(
+    ("sources", "ranks", "world_size"),
+    [
+        ({"0": {"endpoint": "tcp://*:5557"}, "1": {"endpoint": "tcp://*:5558"}}, (0, 1), 2),
+        ({"0": {"endpoint": "tcp://*:5557"}}, (0,), 4),
+        ({"2": {}, "3": {}}, (0,), 4),  # a part of a group, of which an HTTP server doesn't say how large it is
+        ({}, (0,), 4),
+    ],
+)
+async def test_an_http_worker_whose_engines_publish_events_tells_its_ranks_by_them(sources, ranks, world_size):
+    routes = {"/v1/models": MODELS, "/version": {"version": "1"}, "/get_world_size": {"world_size": 4}, "/kv_event_sources": sources}
+    info = await probe(routes).introduce()
+    assert (info.ranks, info.world_size) == (ranks, world_size)
+
+
 async def test_a_server_without_development_routes_counts_as_one_running_rank():
     worker = probe({"/v1/models": MODELS, "/version": {"version": "0.33.0"}, "/health": httpx.Response(200)})
     assert (await worker.introduce()).world_size == 1

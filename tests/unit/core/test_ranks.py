@@ -53,6 +53,15 @@ def test_the_clients_rank_is_stronger_than_the_policys_and_is_what_plugins_are_t
     assert rig.placer.place(make_call(data_parallel_rank=0), {}).choice.rank == 0
 
 
+def test_a_rank_is_validated_on_a_worker_without_grpc_too_as_soon_as_it_tells_its_ranks():
+    known, unknown = with_ranks("a", 0, 1), with_ranks("b", 0)
+    for worker in (known, unknown):
+        worker.settings = WorkerSettings(http="http://w", id=worker.id)
+    assert Rig(unknown).placer.place(make_call(data_parallel_rank=7), {}).worker is unknown
+    with pytest.raises(BadRequest, match="there is no rank 7 on any worker; there are 0, 1"):
+        Rig(known).placer.place(make_call(data_parallel_rank=7), {})
+
+
 def test_a_rank_that_exists_on_nobody_is_a_400_with_those_that_do():
     rig = Rig(with_ranks("a", 0, 1), with_ranks("b", 2))
     with pytest.raises(BadRequest, match="x-data-parallel-rank: there is no rank 7 on any worker; there are 0, 1, 2") as raised:
