@@ -168,7 +168,10 @@ class Placer:
             left = [f"{w.id} ({reason})" for w, reason in tried.items()]
             left += [f"{w.id} ({obstacle})" for w, obstacle in obstacles.items() if w not in tried and w in self._behind(call)]
             return NoWorker(f"no worker is left: {', '.join(left)}")
-        return NoWorker(f"no worker is ready: {', '.join(f'{w.id} {why}' for w, why in obstacles.items()) or 'the fleet is empty'}")
+        why = [f"{w.id} {obstacle}" for w, obstacle in obstacles.items()] or [
+            f"{name} is being started" for name in sorted(self._fleet.coming)
+        ]
+        return NoWorker(f"no worker is ready: {', '.join(why) or 'the fleet is empty'}")
 
 
 def _obstacle(worker: Worker, call: Call) -> str:

@@ -33,6 +33,8 @@ class Fleet:
         self._registry = registry
         #: In the order of the settings, then of their coming: cohorts have it, too.
         self.workers: dict[str, Worker] = {}
+        #: Names of workers that somebody is starting, and that have no address yet: calls are told of them while there are no others.
+        self.coming: set[str] = set()
         #: Told of each worker that comes, before the plugins are, and before it can get a call: it may hold it.
         self.greet: Callable[[Worker], None] = lambda _: None
         #: Told of each worker whose engine its probes have found paused, or running, and before not so.

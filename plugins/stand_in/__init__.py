@@ -49,17 +49,22 @@ class StandIn:
         if proxy.settings.workers:
             return None
 
+        names = [f"stand-in-{number}" for number in range(self._settings.workers)]
+        proxy.fleet.coming.update(names)
+
         async def service() -> None:
             log.warning("stand_in.started", reason="no worker is configured: every token is made up, there is no model")
             async with trio.open_nursery() as nursery:
-                for number in range(self._settings.workers):
-                    nursery.start_soon(self._serve, proxy, f"stand-in-{number}")
+                for name in names:
+                    nursery.start_soon(self._serve, proxy, name)
 
         return service
 
     async def _serve(self, proxy: Proxy, name: str) -> None:
         try:
             async with stand_in_process(*self._settings.arguments) as address:
+                proxy.fleet.coming.discard(name)
                 await proxy.fleet.serve(WorkerSettings(id=name, grpc=address.grpc, http=address.http))
         except StandInFailed as error:
+            proxy.fleet.coming.discard(name)
             log.error("stand_in.failed", worker=name, reason=str(error))  # noqa: TRY400 - the process has said why on stderr

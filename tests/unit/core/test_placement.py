@@ -51,6 +51,12 @@ def test_an_empty_fleet_is_a_503():
     assert (error.status, error.message, error.retry_after) == (503, "no worker is ready: the fleet is empty", 1)
 
 
+def test_an_empty_fleet_names_the_workers_that_are_being_started():
+    rig = Rig()
+    rig.fleet.coming |= {"stand-in-1", "stand-in-0"}
+    assert refusal(rig).message == "no worker is ready: stand-in-0 is being started, stand-in-1 is being started"
+
+
 def test_a_fleet_that_was_never_reached_is_a_503_and_no_model_is_unknown_yet():
     lost = worker("a", state="starting")
     lost.info = None

@@ -6,12 +6,13 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from core import Worker, hookimpl
+from core import NoWorker, Worker, hookimpl
 from core import proxy as proxy_module
 from core.proxy import open_proxy
 from core.registry import Loaded, Registry
 from core.settings import Settings as HeadraceSettings
 from core.settings import SettingsError, convert_settings
+from core.testing import make_call
 from plugins.routing_round_robin import RoundRobin
 from plugins.stand_in import Settings, StandIn
 from tests.proxy import wait_for
@@ -68,10 +69,13 @@ async def test_a_process_that_cannot_start_is_named_in_one_line_and_the_others_s
     registry = Registry([Loaded("round-robin", RoundRobin()), Loaded("stand-in", stand_in), Loaded("joining", joining)], ["round-robin"])
     with capture_logs() as logs:
         async with open_proxy(HeadraceSettings(), registry) as proxy:
+            with pytest.raises(NoWorker, match="stand-in-0 is being started, stand-in-1 is being started"):
+                proxy.preview(make_call())
             with trio.fail_after(60):
                 await joining.joined.wait()
             await trio.to_thread.run_sync(wait_for, lambda: "stand_in.failed" in {entry["event"] for entry in logs}, 60)
             [worker] = proxy.fleet.workers
+            assert not proxy.fleet.coming
     [failed] = [entry for entry in logs if entry["event"] == "stand_in.failed"]
     assert {worker, failed["worker"]} == {"stand-in-0", "stand-in-1"}
     assert failed["reason"] == "the stand-in worker ended with status 1 before it was ready"
