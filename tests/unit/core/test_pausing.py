@@ -455,6 +455,7 @@ async def test_a_pause_of_workers_that_nobody_knows_waits_for_no_call_and_its_le
     async with administered(lease=100.0) as fleet:
         find_half_updated(fleet)
         for worker in fleet.workers:
+            assert worker.info
             worker.info = replace(worker.info, supports_sleep=sleep)
         await fleet.pause(mode="wait")
         await trio.sleep(101)

@@ -93,7 +93,7 @@ class Crowd:
         tags = self.random.choice(([], [], ["weights"], ["kv_cache"]))
         await self.fleet.administered.pausing.wake_up(self.administration.workers(), tags, by="me")
 
-    async def do(self, operation: Callable[[], Awaitable[None]], name: str = "") -> None:
+    async def do(self, operation: Callable[[], Awaitable[object]], name: str = "") -> None:
         """It may be refused, or fail; what has begun by itself ends."""
         try:
             await operation()

@@ -84,7 +84,7 @@ def test_equal_placeholders_with_other_media_are_other_blocks_from_the_first_tha
 
 
 def test_media_that_are_bound_to_the_salt_are_found_under_the_names_that_the_engine_got():
-    engine = Engine().tell(stored(TOKENS, salt="7", media=[(f"7/{name}", *place) for name, *place in MEDIA]))
+    engine = Engine().tell(stored(TOKENS, salt="7", media=[(f"7/{name}", offset, length) for name, offset, length in MEDIA]))
     found: list[int] = []
     for salt in ("7", "8"):
         call = call_of(TOKENS, salt=salt, media=MEDIA)

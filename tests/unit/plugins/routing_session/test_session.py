@@ -212,7 +212,7 @@ def test_the_counts_are_those_of_the_sessions_that_live_and_both_are_bounded(ste
     for step, what, worker in steps:
         match step:
             case "start":
-                running.append(sessions.start(what, ("m", ""), Home(worker, None), now))
+                running.append(sessions.start(what, ("m", None), Home(worker, None), now))
             case "end" if running:
                 sessions.end(running.pop(what % len(running)), now)
             case "finish":
@@ -228,5 +228,5 @@ def test_the_counts_are_those_of_the_sessions_that_live_and_both_are_bounded(ste
         assert all(session.in_flight >= 0 for session in sessions._sessions.values())
     for session in running:
         sessions.end(session, now)
-    sessions.start("last", ("m", ""), Home("x", None), now + 61)
+    sessions.start("last", ("m", None), Home("x", None), now + 61)
     assert len(sessions) == 1
