@@ -1,7 +1,7 @@
 """What the tests of a plugin need; for pytest with pytest-trio.
 
 * `make_call` and `make_worker`: what hooks are passed, to call a hook by hand.
-* `in_memory`: a whole headrace around your plugin, in front of workers that answer at once and note what they were asked.
+* `in_memory`: a whole headrace around your plugin, in front of workers that answer at once and note what they were asked, by rank.
 * `on_stand_ins`: the same in front of stand-in processes, over real gRPC and HTTP.
 * `core.testing.fixtures`: both as pytest fixtures.
 """

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from copy import copy
 from typing import Any
 
 import trio
@@ -29,12 +30,18 @@ class RecordingLane:
         #: The calls that came here, and what came of each after every plugin's `lower_call`.
         self.calls: list[Call] = []
         self.requests: list[GenerateRequest] = []
+        #: The data-parallel rank of each of them, as the policy has chosen it, or the client; `None`: it was left to the worker.
+        self.ranks: list[int | None] = []
         #: Raised by the next call, and by no other: `WorkerLost("…")` lets the call be tried elsewhere.
         self.next_error: CallError | None = None
+        self._rank: int | None = None
+        self._noting = self
 
-    def at_rank(self, rank: int) -> "RecordingLane":  # noqa: ARG002 - of the protocol
-        """This one: it tells no ranks apart."""
-        return self
+    def at_rank(self, rank: int) -> "RecordingLane":
+        """The same for that rank: its calls are noted here."""
+        lane = copy(self)
+        lane._rank = rank
+        return lane
 
     def lower(self, call: Call, index: int) -> GenerateRequest:
         """As every gRPC lane does."""
@@ -43,22 +50,23 @@ class RecordingLane:
     async def generate(self, call: Call, request: GenerateRequest, index: int) -> Output:
         """Answer. Raises: `next_error`."""
         await trio.lowlevel.checkpoint()
-        self._note(call, request)
+        self._noting._note(call, request, self._rank)
         return _output(call, index, list(range(1, _length(call) + 1)), _length(call))
 
     @asynccontextmanager
     async def stream(self, call: Call, request: GenerateRequest, index: int) -> AsyncGenerator["_Tokens", None]:
         """Answer token by token. Raises: `next_error`."""
         await trio.lowlevel.checkpoint()
-        self._note(call, request)
+        self._noting._note(call, request, self._rank)
         yield _Tokens(call, index)
 
-    def _note(self, call: Call, request: GenerateRequest) -> None:
+    def _note(self, call: Call, request: GenerateRequest, rank: int | None) -> None:
         if self.next_error:
             error, self.next_error = self.next_error, None
             raise error
         self.calls.append(call)
         self.requests.append(request)
+        self.ranks.append(rank)
 
 
 class _Tokens:
