@@ -73,18 +73,18 @@ class _Replaying:
         return Replay(self._replayed, self._failures, {engine.worker: engine.computed_tokens for engine in self._engines})
 
     async def _session(self, turns: Sequence[Turn], start: float) -> None:
-        for turn in turns:
+        for number, turn in enumerate(turns):
             if turn.at is None:
                 await trio.sleep(turn.after)
             else:
                 await trio.sleep_until(start + turn.at)
-            await self._turn(turn)
+            await self._turn(turn, number)
 
-    async def _turn(self, turn: Turn) -> None:
+    async def _turn(self, turn: Turn, number: int) -> None:
         timing = Timing(trio.current_time())
         call = Call(
             id=f"{turn.session}-{timing.arrived:g}",
-            token_ids=_tokens(turn, self._block_size),
+            token_ids=_tokens(turn, number, self._block_size),
             sampling=SamplingParams(max_tokens=turn.output_tokens),
             model=_MODEL,
             cache_salt=turn.salt,
@@ -116,10 +116,10 @@ def _worker(engine: SimulatedEngine, model: EngineModel) -> Worker:
     return worker
 
 
-def _tokens(turn: Turn, block_size: int) -> list[int]:
-    """Token ids that are equal where the blocks are; what fills no block is of this turn alone."""
+def _tokens(turn: Turn, number: int, block_size: int) -> list[int]:
+    """Token ids that are equal where the blocks are; what fills no block is of this turn alone, which `number` tells from its session's."""
     content = b"".join([_content(block, 4 * block_size) for block in turn.blocks])[: 4 * turn.prompt_tokens]
-    tail = shake_128(turn.session.encode()).digest(4 * turn.prompt_tokens - len(content))
+    tail = shake_128(f"{number} {turn.session}".encode()).digest(4 * turn.prompt_tokens - len(content))
     return array("I", content + tail).tolist()
 
 
