@@ -5,7 +5,7 @@ Plugins come by entry points of the group `headrace.plugins`, ours and theirs al
 without one takes nothing and has no section. `enabled_by_default = False` makes it wait for `[plugins] enable`.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ GROUP: Final = "headrace.plugins"
 
 
 def load_plugins(settings: Settings, *, only: Collection[str] | None = None) -> Registry:
-    """Load the plugins that the settings ask for; of these, `only` those.
+    """Load the plugins that the settings ask for; of these, `only` those, each of which chooses workers.
 
     Raises: `SettingsError`, which names the distribution when a plugin can't be imported or its settings are wrong.
     """
@@ -36,7 +36,10 @@ def load_plugins(settings: Settings, *, only: Collection[str] | None = None) -> 
         if name not in found:
             raise SettingsError(f"there is no plugin {name!r}: {nearest(name, list(found))}")
     wanted = found if only is None else {name: entry for name, entry in found.items() if name in only}
-    registry = Registry(list(_load_all(wanted, choice)), settings.routing.policies)
+    loaded = list(_load_all(wanted, choice))
+    for name in only or ():
+        _check_policy(name, loaded, found)
+    registry = Registry(loaded, settings.routing.policies)
     registry.check(settings.routing)
     registry.enforce(settings.routing.named)
     return registry
@@ -64,6 +67,15 @@ def _load_all(found: Mapping[str, EntryPoint], choice: PluginsSettings) -> Itera
                 raise
             raise SettingsError(f"plugin {name!r} of {distribution} can't start: {type(error).__name__}: {error}") from error
         yield Loaded(name, plugin, distribution, entry.dist.version if entry.dist else "?")
+
+
+def _check_policy(name: str, loaded: Sequence[Loaded], found: Mapping[str, EntryPoint]) -> None:
+    plugin = next((each.plugin for each in loaded if each.name == name), None)
+    if plugin is None:
+        raise SettingsError(f"plugin {name!r} is disabled: take it from plugins.disable, or into plugins.enable")
+    if not hasattr(plugin, "choose_worker"):
+        policies = [other for other, entry in found.items() if hasattr(entry.load(), "choose_worker")]
+        raise SettingsError(f"plugin {name!r} chooses no workers: {nearest(name, policies)}")
 
 
 def _origin(entry: EntryPoint) -> str:

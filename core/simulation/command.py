@@ -122,13 +122,13 @@ def _replays(turns: list[Turn], policies: Sequence[str], config: str | None, wor
         settings = load_settings(config)
         if not policies:
             return {" → ".join(settings.routing.policies): replay(turns, settings, workers=workers, model=model)}
-        return {name: replay(turns, _with_policies(settings, name.split(",")), workers=workers, model=model) for name in policies}
+        return {name: replay(turns, _with_policies(settings, name), workers=workers, model=model) for name in policies}
     except SettingsError as error:
         raise click.ClickException(str(error)) from error
 
 
-def _with_policies(settings: Settings, names: list[str]) -> Settings:
-    return msgspec.structs.replace(settings, routing=RoutingSettings(policies=names))
+def _with_policies(settings: Settings, names: str) -> Settings:
+    return msgspec.structs.replace(settings, routing=RoutingSettings(policies=[name.strip() for name in names.split(",")]))
 
 
 def _plot(replays: dict[str, Replay], path: str) -> None:

@@ -28,6 +28,15 @@ def test_policies_joined_by_commas_are_asked_in_turn():
     result = simulate(*SMALL, "--policy", "session,round-robin")
     assert result.exit_code == 0, result.output
     assert "| session,round-robin | " in result.output
+    spaced = simulate(*SMALL, "--policy", "consistent-hash, round-robin")
+    assert spaced.exit_code == 0, spaced.output
+
+
+def test_a_policy_that_the_settings_disable_is_refused(tmp_path: Path):
+    config = tmp_path / "headrace.toml"
+    config.write_text('[plugins]\ndisable = ["kv"]')
+    result = simulate("--policy", "kv", "--config", str(config))
+    assert "plugin 'kv' is disabled: take it from plugins.disable" in result.output
 
 
 def test_the_same_seed_gives_the_same_numbers():
@@ -50,7 +59,12 @@ def test_the_plot_is_a_picture(tmp_path: Path):
     ("arguments", "wrong"),
     [
         (["--policy", "round-robbin"], "there is no plugin 'round-robbin': did you mean 'round-robin'?"),
-        (["--policy", "stand-in"], "no loaded plugin 'stand-in' chooses workers"),
+        (
+            ["--policy", "stand-in"],
+            "plugin 'stand-in' chooses no workers: known are ",
+        ),
+        (["--policy", "session,lora"], "plugin 'lora' chooses no workers: known are consistent-hash, "),
+        (["--policy", "kv,"], "there is no plugin '': known are "),
         (["--set", "turns=many"], "--set: turns: Expected `int`, got `str`"),
         (["--set", "steps=0"], "--set: steps: Expected `int` >= 1"),
         (["--set", "step_seconds=inf"], "--set: step_seconds: Expected `float` <= 1000000"),
