@@ -250,6 +250,8 @@ def parse_workers(text: str) -> list[WorkerSettings]:
                 raise SettingsError(f"HEADRACE_WORKERS: {item!r} names two {wire} servers; part workers by a comma")
             addresses[wire] = address if scheme == "grpc" else url
         workers.append(convert_settings(addresses, WorkerSettings, source="HEADRACE_WORKERS", path=item))
+    if not workers:
+        raise SettingsError(f"HEADRACE_WORKERS: {text!r} names no worker: write grpc://host:port, http://host:port, or both joined by +")
     return workers
 
 

@@ -139,6 +139,7 @@ def test_the_quick_form_names_one_worker_by_its_two_servers_and_several_by_comma
     ("text", "expected"),
     [
         ("a:50051", "HEADRACE_WORKERS: 'a:50051': write grpc://host:port, http://host:port, or both joined by +"),
+        (" , ", "HEADRACE_WORKERS: ' , ' names no worker: write grpc://host:port, http://host:port, or both joined by +"),
         ("ftp://a:1", "HEADRACE_WORKERS: 'ftp://a:1': write grpc://host:port, http://host:port, or both joined by +"),
         ("grpc://", "HEADRACE_WORKERS: 'grpc://': write grpc://host:port, http://host:port, or both joined by +"),
         ("grpc://a", "HEADRACE_WORKERS: grpc://a: grpc: 'a' is not host:port"),
