@@ -6,6 +6,9 @@ prompts of the calls that are there, and the outputs that they are expected to h
 
 from collections.abc import Sequence
 from random import Random
+from typing import Annotated
+
+from msgspec import Meta
 
 from core import Call, Choice, PluginSettings, Worker, hookimpl, ranks_for
 from plugins.routing_least_loaded.tokens import ExpectedTokens
@@ -20,7 +23,7 @@ class Settings(PluginSettings, frozen=True):
     """`[plugins.least-loaded]`."""
 
     #: How many output tokens a call is expected to have before any has ended; then it is the mean of those that have.
-    output_tokens: int = 512
+    output_tokens: Annotated[int, Meta(ge=0)] = 512
 
 
 class LeastLoaded:

@@ -11,6 +11,7 @@ from core.call import SamplingParams
 from core.errors import WorkerLost
 from core.hookspecs import Choice
 from core.registry import Loaded, Registry
+from core.settings import SettingsError, convert_settings
 from plugins.routing_least_loaded import COMPARED, LeastLoaded, Settings
 from tests.unit.core.lanes import ScriptedLane, output
 from tests.unit.core.rig import Browser, Rig, make_call, make_worker
@@ -194,3 +195,8 @@ async def _live_through(scripts, streams, changes):
 
 def test_it_is_loaded_by_its_name():
     assert Registry([Loaded("least-loaded", policy())], ["least-loaded"]).policies == {"least-loaded"}
+
+
+def test_an_output_of_fewer_than_no_tokens_is_refused():
+    with pytest.raises(SettingsError, match=r"plugins.least-loaded.output_tokens: Expected `int` >= 0"):
+        convert_settings({"output_tokens": -5}, Settings, source="headrace.toml", path="plugins.least-loaded")
