@@ -1,6 +1,8 @@
 """Where a worker's engines publish their KV events: as the worker says, or the settings."""
 
+import re
 from collections.abc import Iterator, Mapping
+from typing import Final
 from urllib.parse import urlsplit
 
 import httpx
@@ -11,6 +13,9 @@ from msgspec import Struct
 
 from core import Worker
 from core.wire.generated.vllm import GetKvEventSourcesRequest
+
+#: What ZeroMQ reaches on another machine, or on this one.
+_ADDRESS: Final = re.compile(r"tcp://[^\s/]+:(?P<port>[0-9]{1,5})|ipc://\S+")
 
 
 class Source(Struct, frozen=True):
@@ -33,6 +38,13 @@ class SourceSettings(Struct, frozen=True, forbid_unknown_fields=True):
     topic: str = ""
     #: Whether the engine binds the endpoint, as it does when that contains `*` or `::`. If not, headrace does.
     binds: bool = True
+
+    def __post_init__(self) -> None:
+        for key, address in (("endpoint", self.endpoint), ("replay", self.replay)):
+            found = _ADDRESS.fullmatch(address)
+            is_one = found and 0 < int(found["port"] or 1) < 65536
+            if not is_one and (address or key == "endpoint"):
+                raise ValueError(f"{key}: {address!r}: write tcp://host:port or ipc://path")
 
     def of(self, worker: Worker) -> list[Source]:
         """The sources of all its ranks."""

@@ -149,10 +149,10 @@ async def test_a_source_of_no_worker_is_warned_of():
 
 async def test_an_address_that_cant_be_costs_that_worker_only(nursery):
     async with publishing() as (publisher, addresses):
-        sources = {"a": SourceSettings(endpoint="tcp://nowhere"), "b": SourceSettings(endpoint=addresses.events)}
-        kv = KV(Settings(sources=sources), clock=time.monotonic)
+        kv = KV(Settings(), clock=time.monotonic)
         kv._followers.need()
-        workers = [worker_of("a"), worker_of("b")]
+        endpoints = {"a": "tcp://nowhere", "b": addresses.events}
+        workers = [with_control(worker_of(name), Control([told(endpoint)])) for name, endpoint in endpoints.items()]
         for worker in workers:
             kv.worker_joined(worker)
         nursery.start_soon(kv._followers.run)

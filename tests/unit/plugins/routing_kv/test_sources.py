@@ -8,7 +8,9 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
 from core import Worker, WorkerInfo, WorkerSettings
+from core.settings import SettingsError, convert_settings
 from core.wire.generated.vllm import GetKvEventSourcesRequest, GetKvEventSourcesResponse, KvEventSource
+from plugins.routing_kv import Settings
 from plugins.routing_kv.sources import Source, SourceSettings, discover
 
 
@@ -86,3 +88,19 @@ def test_settings_count_ports_by_rank():
 
 def test_where_we_bind_a_wildcard_stays():
     assert SourceSettings(endpoint="tcp://*:5557", binds=False).of(worker_of()) == [Source(0, "tcp://*:5557", "", "", binds=False)]
+
+
+@pytest.mark.parametrize(
+    "address", ["bogus", "tcp://", "tcp://host", "tcp://host:0", "tcp://host:65536", "tcp://host:http", "http://host:1", "ipc://"]
+)
+def test_settings_that_name_no_address_are_refused(address):
+    for key, section in (("endpoint", {"endpoint": address}), ("replay", {"endpoint": "tcp://h:1", "replay": address})):
+        with pytest.raises(SettingsError) as raised:
+            convert_settings({"sources": {"a": section}}, Settings, source="headrace.toml", path="plugins.kv")
+        assert f"{key}: '{address}': write tcp://host:port or ipc://path" in str(raised.value)
+        assert "plugins.kv.sources" in str(raised.value)
+
+
+def test_settings_take_every_form_of_an_address():
+    for address in ("tcp://*:5557", "tcp://[::]:5557", "tcp://[fd00::5]:5557", "ipc:///tmp/events", "tcp://host.example:65535"):
+        assert SourceSettings(endpoint=address).endpoint == address
