@@ -40,8 +40,14 @@ def main() -> int:
     print(f"index: {BLOCKS:,} blocks on {WORKERS} workers, {bytes_per_block:.0f} bytes of memory a block")
     kv.choose_worker(call, workers)
     _print_milliseconds(f"choice: {PROMPT:,} tokens, {WORKERS} workers", lambda: kv.choose_worker(call, workers))
-    choices = [Choice(workers[0], "") for _ in range(_CHOICES)]
-    _print_milliseconds("beginning of an attempt, blocks noted", lambda: kv.attempt_started(call, choices.pop()))
+    choices: list[Choice] = []
+
+    def choose() -> None:
+        choices.append(kv.choose_worker(call, workers))
+
+    _print_milliseconds("beginning of its attempt, blocks noted", lambda: kv.attempt_started(call, choices[-1]), before=choose)
+    others = [Choice(workers[0], "") for _ in range(_CHOICES)]
+    _print_milliseconds("beginning of one that another policy has chosen", lambda: kv.attempt_started(call, others.pop()))
     _print_milliseconds("choice, with those", lambda: kv.choose_worker(call, workers))
     short = Call(id="", token_ids=call.token_ids[:200], sampling=SamplingParams())
     _print_milliseconds(f"choice: 200 tokens, {WORKERS} workers", lambda: kv.choose_worker(short, workers))
@@ -85,12 +91,13 @@ def _resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
 
 
-def _print_milliseconds(what: str, do: Callable[[], object]) -> None:
+def _print_milliseconds(what: str, do: Callable[[], object], *, before: Callable[[], object] = lambda: None) -> None:
     times: list[float] = []
     for _ in range(_CHOICES):
-        before = time.thread_time()
+        before()
+        start = time.thread_time()
         do()
-        times.append(time.thread_time() - before)
+        times.append(time.thread_time() - start)
     print(f"{what}: {median(times) * 1e3:.2f} ms (least {min(times) * 1e3:.2f})")
 
 
