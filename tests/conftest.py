@@ -9,6 +9,7 @@ A test that changes its worker's state (pause, weights, adapters) takes back wha
 from collections.abc import Iterator
 
 import pytest
+import structlog
 
 from tests import workers
 from tests.workers import Kind, RunningWorker
@@ -26,6 +27,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         named = {value for value in parameters if isinstance(value, str)}  # for `getfixturevalue`
         if real & {*getattr(item, "fixturenames", ()), *named}:
             item.add_marker(pytest.mark.real)
+
+
+@pytest.fixture(autouse=True)
+def loggers_without_a_cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a logger writes that an earlier test's headrace has cached can't be captured."""
+    configure = structlog.configure
+    monkeypatch.setattr(structlog, "configure", lambda **options: configure(**{**options, "cache_logger_on_first_use": False}))
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")
