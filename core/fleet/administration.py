@@ -8,6 +8,7 @@ import structlog
 import trio
 
 from core.errors import BadRequest, CallError, NotFound, NoWorker
+from core.fleet.arrivals import Arrivals
 from core.fleet.cohorts import Cohorts, NamedCohort
 from core.fleet.control import WorkerControl
 from core.fleet.current import CurrentWeights
@@ -46,6 +47,8 @@ class Administration:
         self.cohorts = Cohorts(fleet, self.journal)
         self.current = CurrentWeights(fleet, self.cohorts, self.journal)
         self._standings = Standings(fleet, self.journal, self.current)
+        arrivals = Arrivals(self.journal, self._standings)
+        fleet.greet, fleet.found = arrivals.greet, arrivals.found
         self._operations = Operations(settings, self.journal)
         self._operations.ended = self._ended
         self._operations.left = lambda operation: self._standings.touch(self._there(operation.workers))

@@ -31,14 +31,13 @@ class Standings:
         self.current = current
         #: Told of each worker that has to be brought up to date, or was left paused by a headrace that is no more.
         self.needy: Callable[[Worker], None] = lambda _: None
-        self._frozen: dict[str, str] = {}
+        #: Whom headrace itself has paused, and not resumed yet: worker to instance. An earlier headrace's are among them.
+        self.frozen: dict[str, str] = {}
         for entry in journal.facts("frozen"):
-            self._frozen = entry.detail["instances"]
+            self.frozen = entry.detail["instances"]
         self._of: dict[str, Standing] = {}
         #: Set, and replaced, at each change: whoever reckons with the leases looks again.
         self.changed = trio.Event()
-        fleet.greet = self._greet
-        fleet.found = self._found
 
     def of(self, worker: Worker) -> Standing:
         """A worker's standing."""
@@ -46,6 +45,15 @@ class Standings:
             standing = self._of[worker.id] = Standing(instance_of(worker))
             standing.since = -math.inf
         return standing
+
+    def known(self, worker: Worker) -> Standing | None:
+        """That of whoever was there under its id before."""
+        return self._of.get(worker.id)
+
+    def introduce(self, worker: Worker, standing: Standing) -> None:
+        """This is a worker's standing from now on: another process has come, or the first one."""
+        self._of[worker.id] = standing
+        self.show(worker)
 
     @property
     def fleet_workers(self) -> Mapping[str, Worker]:
@@ -73,7 +81,7 @@ class Standings:
         """Somebody is there who cares for these workers: their leases begin anew."""
         for worker in workers:
             self.of(worker).touched = trio.current_time()
-        self._tell()
+        self.tell()
 
     def fail(self, worker: Worker, reason: str) -> None:
         """Quarantine a worker: it takes no calls and is not resumed before it was updated completely, or released."""
@@ -96,7 +104,7 @@ class Standings:
     def hold_out_the_late(self) -> None:
         """All those that haven't got the weights that they should have."""
         for worker in self._fleet.workers.values():
-            if worker.is_there and not self.of(worker).failed and not self.of(worker).updating and (lateness := self._lateness(worker)):
+            if worker.is_there and not self.of(worker).failed and not self.of(worker).updating and (lateness := self.lateness(worker)):
                 self.hold_out(worker, lateness)
 
     def sleep(self, worker: Worker, asleep: bool) -> None:
@@ -225,9 +233,9 @@ class Standings:
         """Let the journal know whom headrace itself has paused: it may end before it resumes them."""
         ours = [(id_, one) for id_, one in self._of.items() if one.left_frozen or (one.paused == "update" and not one.waits)]
         frozen = {id_: standing.instance for id_, standing in ours}
-        frozen = {**{id_: instance for id_, instance in self._frozen.items() if id_ not in self._of}, **frozen}
-        if frozen != self._frozen:
-            self._frozen = frozen
+        frozen = {**{id_: instance for id_, instance in self.frozen.items() if id_ not in self._of}, **frozen}
+        if frozen != self.frozen:
+            self.frozen = frozen
             self._journal.add("frozen", list(frozen), by="headrace", of="fleet", instances=frozen)
 
     def show(self, worker: Worker, *, running: bool = False) -> None:
@@ -248,60 +256,12 @@ class Standings:
             self._fleet.hold(worker, "paused", f"by {'a trainer' if standing.paused == 'trainer' else 'a weight update'}")
         elif standing.unclear and worker.observed.state == "paused":
             text = "it was paused or asleep before headrace was, and doesn't tell which"
-            self._fleet.hold(worker, "paused", f"{text}; if its weights are whole, POST {_wake_up(worker)} ends either")
+            self._fleet.hold(worker, "paused", f"{text}; if its weights are whole, POST {wake_up_route(worker)} ends either")
         elif standing.draining:
             self._fleet.hold(worker, "draining", standing.draining)
         elif worker.hold:
             self._fleet.release(worker)
-        self._tell()
-
-    def _greet(self, worker: Worker) -> None:
-        """A worker comes, for the first time or again."""
-        instance = instance_of(worker)
-        before = self._of.get(worker.id)
-        if before is None or before.instance != instance:
-            self._of[worker.id] = self._begin_anew(worker, instance, before)
-            self.show(worker)
-        standing = self.of(worker)
-        lateness = "" if standing.updating or standing.by_hand else self._lateness(worker)
-        if lateness and not standing.failed:
-            self.hold_out(worker, lateness)
-            return
-        standing.late |= bool(lateness)  # it failed before it was away: another try is worth it
-        if standing.late or standing.left_frozen:
-            self.needy(worker)
-
-    def _found(self, worker: Worker) -> None:
-        """Its engine was found paused, or running, or it is gone."""
-        if worker.observed.state == "ready":
-            standing = self.of(worker)
-            standing.inherited = standing.unclear = standing.unknown = False
-            if standing.asleep:  # somebody has woken it up behind headrace's back
-                self.sleep(worker, False)
-            self.show(worker)
-        elif worker.observed.state == "paused":
-            if self.of(worker).unclear:
-                log.warning("fleet.may_sleep", worker=worker.id, end=f"POST {_wake_up(worker)}", why="no administration.journal")
-                self.show(worker)
-            if self.of(worker).unknown:
-                self._identify(worker)
-        self._tell()
-
-    def _identify(self, worker: Worker) -> None:
-        """It was paused when this headrace came; a new process wouldn't be, so without a name it is the one that was noted last."""
-        standing = self.of(worker)
-        standing.session = True
-        standing.torn.add("model")
-        if self._journal.remembers and (noted := self._journal.last_state(worker.id)):
-            standing.recall(noted)
-            standing.left_frozen = worker.id in self._frozen
-            self.show(worker)
-            if standing.late or standing.is_frozen:
-                self.needy(worker)
-
-    def _may_sleep(self, worker: Worker) -> bool:
-        """Whether a headrace before this one may have put it to sleep (vLLM 0.33: a worker tells no sleep from a pause)."""
-        return not self._journal.remembers and bool(worker.info and worker.info.supports_sleep)
+        self.tell()
 
     def is_paused(self, worker: Worker) -> bool:
         """Whether somebody has paused it, or its like, and may have forgotten that; not one that sleeps."""
@@ -309,28 +269,7 @@ class Standings:
         found = standing.inherited and worker.observed.state == "paused"
         return bool(standing.paused or standing.waits or found) and not standing.asleep
 
-    def _begin_anew(self, worker: Worker, instance: str, before: Standing | None) -> Standing:
-        standing = Standing(instance)
-        named = bool(worker.info and worker.info.instance_id)
-        noted = self._journal.last_state(worker.id, instance if named else None)
-        standing.unclear = before is None and not noted and self._may_sleep(worker)
-        standing.inherited = before is None and not standing.unclear
-        # Who has no name may be the process that was noted, or another one.
-        standing.unknown = before is None and (not self._journal.remembers or bool(noted and not named))
-        standing.left_frozen = self._frozen.get(worker.id) == instance
-        if noted and named:  # a headrace before this one knew it
-            standing.recall(noted)
-            return standing
-        if before and before.updating:
-            standing.failed, standing.late = "it was started anew in the middle of a weight update", True
-        elif before and before.failed and (before.by_hand or self.current.of(worker) is None):
-            standing.failed, standing.by_hand = before.failed, before.by_hand
-        elif self.others_are_held(worker):
-            standing.waits = True
-        standing.spoiled = {"model"} if standing.failed else set()
-        return standing
-
-    def _lateness(self, worker: Worker) -> str:
+    def lateness(self, worker: Worker) -> str:
         """What is wrong with the weights of a worker that has missed an update; empty when it has those that it should have."""
         current = self.current.of(worker)
         if current is None or self.of(worker).weights >= current.number:
@@ -391,10 +330,12 @@ class Standings:
     def _note(self, worker: Worker) -> None:
         self._journal.add("state", [worker.id], by="headrace", **self.of(worker).note())
 
-    def _tell(self) -> None:
+    def tell(self) -> None:
+        """Something has changed with which the leases reckon."""
         self.changed.set()
         self.changed = trio.Event()
 
 
-def _wake_up(worker: Worker) -> str:
+def wake_up_route(worker: Worker) -> str:
+    """The route that wakes this worker alone up."""
     return f"/workers/{quote(worker.id, safe='')}/wake_up"

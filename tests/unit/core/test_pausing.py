@@ -9,7 +9,7 @@ from core.errors import BadRequest, CallError, NotFound, NoWorker
 from core.fleet import administration as administration_module
 from core.fleet import operations as operations_module
 from core.fleet import pausing as pausing_module
-from core.fleet import standings as standings_module
+from core.fleet import arrivals as arrivals_module
 from core.fleet.operations import FleetFailed
 from core.wire.generated import vllm
 from tests.unit.core.engines import administered, broken
@@ -525,7 +525,7 @@ async def test_a_process_without_a_name_that_is_found_running_is_a_new_one(tmp_p
 
 async def test_workers_that_may_sleep_when_they_are_found_are_left_alone_and_say_what_to_do(monkeypatch, autojump_clock):
     lines = []
-    monkeypatch.setattr(standings_module.log, "warning", lambda event, **fields: lines.append((event, fields)))
+    monkeypatch.setattr(arrivals_module.log, "warning", lambda event, **fields: lines.append((event, fields)))
     async with administered(lease=100.0) as fleet:
         find(fleet, "paused", "paused", sleep=True)
         await trio.sleep(1000)
