@@ -7,9 +7,9 @@ from trio.testing import wait_all_tasks_blocked
 
 from core.errors import BadRequest, CallError, NotFound, NoWorker
 from core.fleet import administration as administration_module
+from core.fleet import arrivals as arrivals_module
 from core.fleet import operations as operations_module
 from core.fleet import pausing as pausing_module
-from core.fleet import arrivals as arrivals_module
 from core.fleet.operations import FleetFailed
 from core.wire.generated import vllm
 from tests.unit.core.engines import administered, broken
