@@ -115,7 +115,7 @@ class AdministrationSettings(Struct, frozen=True, forbid_unknown_fields=True):
     #: A pause ends when its trainer has been silent for so long. As long as calls wait at the gate.
     lease: Seconds = 1800.0
     #: SQLite file of the journal, which then survives a restart. Empty: in memory only, so that a headrace that is started again resumes no
-    #: worker that it finds paused: it can't know whether an update was open there.
+    #: worker that it finds paused: it can't know whether an update was open there. A file that can't be used is an error at the start.
     journal: str = ""
 
 

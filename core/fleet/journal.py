@@ -1,17 +1,19 @@
 """The journal: who changed what in the fleet, and when. Entries are added, and never changed."""
 
+import contextlib
 import math
 import sqlite3
 import time
 from collections import deque
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import structlog
 import trio
 from msgspec import Struct
+
+from core.settings import SettingsError
 
 log = structlog.stdlib.get_logger()
 
@@ -49,7 +51,9 @@ class Entry(Struct, frozen=True):
 class Journal:
     """The latest entries in memory, and all of them in an SQLite file when there is a path.
 
-    Writing never waits for the file, and a file that can't be written is a warning in the log: the fleet goes on.
+    Writing never waits for the file, and a file that can't be written any more is a warning in the log: the fleet goes on.
+
+    Raises (constructor): `SettingsError` for a file that can't be used, since its owner counts on what it keeps.
     """
 
     def __init__(self, path: str = "") -> None:
@@ -140,20 +144,20 @@ def _append(path: str, rows: list[tuple[float, str, str, str, str]]) -> None:
 
 
 def _read(path: str) -> tuple[list[Entry], list[Entry]] | None:
-    """The latest entries of the file, and the latest fact about each, the oldest first; `None` when there is no file that can be read."""
-    if not Path(path).exists():
-        return None
+    """The latest entries of the file, and the latest fact about each, the oldest first; `None` when no headrace has kept it before.
+
+    Raises: `SettingsError` when it can't be read, or nothing can be written to it.
+    """
     try:
-        connection = sqlite3.connect(path)
-        try:
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            connection.execute("BEGIN IMMEDIATE")  # fails where nothing can be written, and writes nothing
+            if connection.execute("SELECT name FROM sqlite_master WHERE name = 'entries'").fetchone() is None:
+                return None
             latest = connection.execute(_SELECT, (KEPT,)).fetchall()
             facts = connection.execute(_SELECT_FACTS).fetchall()
-        finally:
-            connection.close()
         return [_entry(*row) for row in reversed(latest)], [_entry(*row) for row in facts]
-    except (sqlite3.Error, msgspec.MsgspecError) as error:
-        log.warning("journal.failed", path=path, error=str(error))
-        return None
+    except (sqlite3.Error, msgspec.MsgspecError, TypeError) as error:  # the last two: rows that are no entries
+        raise SettingsError(f"administration.journal: {path!r} can't be used: {error}; name a journal, or a file to begin one") from error
 
 
 def _entry(at: float, what: str, by: str, workers: str, detail: str) -> Entry:

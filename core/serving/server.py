@@ -23,6 +23,7 @@ from core.beside import beside
 from core.serving.application import dispatch, reason
 from core.serving.asgi import ASGIApp, Ending, Open
 from core.serving.connections import Connections
+from core.settings import SettingsError
 
 #: For what is left of requests and for the proxy to close: workers are told, plugins end. Then the process ends where it stands.
 _CLOSE_GRACE: Final = 5.0
@@ -135,7 +136,8 @@ class _Server:
                     self._opened = True
                     await self._host(proxy)
         except Exception as error:  # noqa: BLE001 - the end of the process, whatever it was
-            traceback.print_exception(error)
+            if not isinstance(error, SettingsError):  # that says by itself what to do
+                traceback.print_exception(error)
             sys.stderr.write(f"headrace {'failed' if self._opened else 'could not start'}: {reason(error)}\n")
             return 1
         return 0

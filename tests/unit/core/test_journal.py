@@ -1,13 +1,19 @@
 """The journal: what is added stays, over restarts, and tells a new headrace which weights are broken."""
 
+import contextlib
+import re
+import shutil
 import sqlite3
 
 import pytest
 import trio
+from click.testing import CliRunner
 from trio.testing import wait_all_tasks_blocked
 
+from core.cli import main
 from core.fleet import journal as journal_module
 from core.fleet.journal import KEPT, Journal
+from core.settings import SettingsError
 from tests.unit.core.engines import administered
 
 
@@ -66,10 +72,12 @@ async def test_without_a_path_it_is_in_memory():
     assert len(journal.entries) == 1
 
 
-async def test_a_file_that_can_not_be_written_is_a_warning_and_nothing_else(tmp_path, monkeypatch):
+async def test_a_file_that_can_not_be_written_any_more_is_a_warning_and_nothing_else(tmp_path, monkeypatch):
     lines = []
     monkeypatch.setattr(journal_module.log, "warning", lambda event, **fields: lines.append((event, fields["entries"])))
-    journal = Journal(str(tmp_path / "nowhere" / "journal.sqlite"))
+    (tmp_path / "folder").mkdir()
+    journal = Journal(str(tmp_path / "folder" / "journal.sqlite"))
+    shutil.rmtree(tmp_path / "folder")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(journal.run)
         journal.add("pause", [], by="me")
@@ -78,12 +86,35 @@ async def test_a_file_that_can_not_be_written_is_a_warning_and_nothing_else(tmp_
     assert lines == [("journal.failed", 1)]
 
 
-async def test_a_file_that_is_no_journal_is_a_warning(tmp_path, monkeypatch):
-    lines = []
-    monkeypatch.setattr(journal_module.log, "warning", lambda event, **_: lines.append(event))
-    (tmp_path / "journal").write_text("something else, longer than a header of SQLite would be; " * 10)
-    assert list(Journal(str(tmp_path / "journal")).entries) == []
-    assert lines == ["journal.failed"]
+def no_database(folder):
+    (folder / "journal").write_text("something else, longer than a header of SQLite would be; " * 10)
+    return folder / "journal"
+
+
+def no_entries(folder):
+    with contextlib.closing(sqlite3.connect(folder / "other")) as connection:
+        connection.executescript("CREATE TABLE entries (at, what, by, workers, detail); INSERT INTO entries VALUES (1, 2, 3, 4, 5);")
+    return folder / "other"
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda folder: folder / "nowhere" / "journal", "unable to open database file"),
+        (lambda folder: folder, "unable to open database file"),
+        (no_database, "file is not a database"),
+        (no_entries, ""),
+    ],
+)
+def test_a_file_that_can_not_be_used_is_an_error_at_the_start_that_names_the_setting_and_the_file(tmp_path, make, why):
+    path = make(tmp_path)
+    with pytest.raises(SettingsError, match=f"^administration.journal: '{re.escape(str(path))}' can't be used: {why}.*$"):
+        Journal(str(path))
+
+
+def test_a_start_that_fails_leaves_nothing_that_the_next_one_takes_for_a_journal(path):
+    assert not Journal(path).remembers
+    assert not Journal(path).remembers
 
 
 async def test_a_headrace_that_starts_again_knows_whose_weights_are_broken(path):
@@ -130,3 +161,11 @@ async def test_the_start_of_an_update_is_written_before_a_worker_hears_of_it(pat
         states = [entry.detail["state"] for entry in Journal(path).entries if entry.what == "state"]
         fleet.engines[0].stalls["start"].set()
     assert states == ["updating"]
+
+
+def test_headrace_does_not_start_with_such_a_file_and_says_so_in_one_line(tmp_path):
+    config = tmp_path / "headrace.toml"
+    config.write_text(f'[administration]\njournal = "{tmp_path}/nowhere/journal"\n')
+    result = CliRunner().invoke(main, ["serve", "--config", str(config), "--port", "0"])
+    assert result.exit_code == 1
+    assert re.fullmatch(r"headrace could not start: .*administration\.journal: '.*/nowhere/journal' can't be used: .*\n", result.output)
