@@ -10,7 +10,7 @@ import trio
 from core.errors import CallError
 from core.fleet.control import ControlFailed, PauseMode, WorkerControl
 from core.fleet.operations import FleetFailed, Operation, Operations, told
-from core.fleet.standings import Standings
+from core.fleet.standings import DISCARDED, Standings
 from core.fleet.worker import Worker
 from core.settings import AdministrationSettings
 
@@ -228,7 +228,8 @@ class Pausing:
         await self._operations.do("resume", workers, work, by=by)
 
     async def sleep(self, workers: Sequence[Worker], level: int, mode: PauseMode, *, by: str) -> None:
-        """Put every worker to sleep. One that fails is not slept and the others are: level 2 can't be undone.
+        """Put every worker to sleep. One that fails is not slept and the others are: level 2 can't be undone, and only an update brings
+        weights again.
 
         Calls on a worker whose weights aren't whole, or sleep already, can't be waited for: they end.
         """
@@ -245,6 +246,8 @@ class Pausing:
             slept = await operation.ask(workers, sleep, deadline=None)
             for worker in slept.failures:
                 self._standings.sleep(worker, False)
+            for worker in slept.good if level >= 2 else ():
+                self._standings.discard(worker)
             if slept.failures:
                 raise FleetFailed(operation.name, slept.failures, "The other workers sleep")
 
@@ -255,7 +258,8 @@ class Pausing:
 
         vLLM 0.33: who is all awake is resumed, also when it was only paused. So while weights are being replaced, or were not replaced
         completely, only they wake up, and only where they sleep; of quarantined workers those whose weights are whole wake up like the
-        others, which gives them no calls.
+        others, which gives them no calls. Those whose weights a sleep has discarded wake up, too, and are quarantined once they are all
+        awake, unless an update has come between; with frozen calls, which would go on without weights, they sleep on.
         """
 
         async def work(operation: Operation) -> Woken:
@@ -263,9 +267,9 @@ class Pausing:
                 asked = [worker for worker in workers if self._may_wake(worker)]
             else:
                 self._demand_whole(operation, workers)
-                asked = [worker for worker in workers if not self._standings.of(worker).spoiled]
+                asked = [worker for worker in workers if self._may_run(worker)]
             if not asked:
-                reasons = "; ".join(f"{worker.id}: {self._standings.of(worker).failed}" for worker in workers)
+                reasons = "; ".join(f"{worker.id}: {self._standings.of(worker).failed or DISCARDED}" for worker in workers)
                 text = f"{operation.name}: no worker's weights are whole: wake these alone (tags=weights) and replace them: {reasons}"
                 raise CallError(HTTPStatus.CONFLICT, text)
             woken = await operation.ask(asked, lambda control: control.wake_up(tags), deadline=None)
@@ -280,7 +284,7 @@ class Pausing:
             if failures := {**woken.failures, **paused.failures}:
                 raise FleetFailed(operation.name, failures, "The other workers were woken up")
             others = {worker: self._standings.of(worker) for worker in workers if worker not in asked}
-            asleep = {worker.id: standing.failed for worker, standing in others.items() if standing.asleep}
+            asleep = {worker.id: standing.failed or DISCARDED for worker, standing in others.items() if standing.asleep}
             if asleep:
                 log.warning("fleet.sleeps_on", workers=asleep)
             return Woken(not any(paused.good.values()), asleep)
@@ -301,6 +305,11 @@ class Pausing:
         """Whether waking up its weights alone starts no forward pass on half of them."""
         standing = self._standings.of(worker)
         return standing.asleep or not (standing.spoiled or standing.updating)
+
+    def _may_run(self, worker: Worker) -> bool:
+        """Whether its engine may run when it is all awake, be it for nobody."""
+        standing = self._standings.of(worker)
+        return not standing.spoiled or (standing.discarded and not worker.in_flight)
 
     def _is_still(self, worker: Worker) -> bool:
         standing = self._standings.of(worker)

@@ -59,6 +59,8 @@ class Standing:
         self.weights = 0
         #: Which weights have to be replaced completely before it may run again.
         self.spoiled: set[Part] = set()
+        #: The model's weights are among those because a sleep has thrown them away, and nothing has replaced them since.
+        self.discarded = False
         #: Of which weights a replacement began in this process that has not ended well. vLLM 0.31: what it has left in an incomplete layer
         #: is taken for a part of the next one, unless it is cleared away before.
         self.torn: set[Part] = set()
@@ -101,6 +103,7 @@ class Standing:
             "draining": self.draining,
             "torn": sorted(self.torn),
             "asleep": self.asleep,
+            "discarded": self.discarded and not self.updating,
         }
 
     def recall(self, noted: Mapping[str, Any]) -> None:
@@ -114,5 +117,6 @@ class Standing:
             self.failed = noted["reason"]
         elif noted["state"] == "updating":
             self.failed, self.late = "headrace ended in the middle of a weight update", True
-        self.spoiled = {"model"} if self.failed else set()
+        self.discarded = noted.get("discarded", False)
+        self.spoiled = {"model"} if self.failed or self.discarded else set()
         self.unknown = False

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote
 
 import structlog
@@ -20,6 +20,9 @@ from core.fleet.trainer_updates import TrainerUpdate
 from core.fleet.worker import Worker
 
 log = structlog.stdlib.get_logger()
+
+#: Why a worker takes no calls that was woken up without getting new weights.
+DISCARDED: Final = "its weights were discarded by a sleep of level 2: update the fleet"
 
 
 class Standings:
@@ -87,7 +90,7 @@ class Standings:
         """Quarantine a worker: it takes no calls and is not resumed before it was updated completely, or released."""
         standing = self.of(worker)
         standing.spoiled.add(standing.part if standing.updating else "model")
-        standing.failed, standing.updating, standing.waits, standing.late = reason, False, False, False
+        standing.failed, standing.updating, standing.waits, standing.late, standing.discarded = reason, False, False, False, False
         self._leave(worker, reason)
         log.error("fleet.quarantined", worker=worker.id, reason=reason)
         self._note(worker)
@@ -108,10 +111,21 @@ class Standings:
                 self.hold_out(worker, lateness)
 
     def sleep(self, worker: Worker, asleep: bool) -> None:
-        """It sleeps, or is going to, or is awake again."""
-        self.of(worker).asleep = asleep
+        """It sleeps, or is going to, or is awake again: without weights, it takes no calls."""
+        standing = self.of(worker)
+        standing.asleep = asleep
+        if standing.discarded and not asleep and not standing.failed:
+            self.fail(worker, DISCARDED)
+            standing.discarded = True  # no update has left a part of itself: its engine may run
         self._note(worker)
         self.show(worker)
+
+    def discard(self, worker: Worker) -> None:
+        """Its model's weights are gone; those that an update has broken before stay broken."""
+        standing = self.of(worker)
+        standing.discarded |= "model" not in standing.spoiled
+        standing.spoiled.add("model")
+        self._note(worker)
 
     def doubt(self, worker: Worker) -> None:
         """Quarantine a worker that was found paused, and for which nobody comes: if its weights are half of an update, a call kills it."""
@@ -178,6 +192,7 @@ class Standings:
         """
         standing = self.of(worker)
         standing.spoiled.discard(standing.part)
+        standing.discarded &= "model" in standing.spoiled
         standing.torn.discard(standing.part)
         standing.session &= not standing.updating  # a checkpoint ends no update that the engine thinks is running
         standing.updating, standing.draft = False, False
@@ -198,7 +213,7 @@ class Standings:
         standing.waits = standing.paused != "trainer" and held(worker)
         if not standing.updating:
             standing.spoiled.clear()
-            standing.late = standing.unknown = False
+            standing.late = standing.unknown = standing.discarded = False
             standing.weights = current.number if current else standing.weights
         self._note(worker)
         self.show(worker)

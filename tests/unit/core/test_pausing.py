@@ -11,8 +11,9 @@ from core.fleet import arrivals as arrivals_module
 from core.fleet import operations as operations_module
 from core.fleet import pausing as pausing_module
 from core.fleet.operations import FleetFailed
+from core.fleet.standing import Standing
 from core.wire.generated import vllm
-from tests.unit.core.engines import administered, broken
+from tests.unit.core.engines import administered, broken, serve_http
 from tests.unit.core.rig import Browser
 
 
@@ -319,6 +320,63 @@ async def test_who_cannot_sleep_takes_calls_and_is_named():
         with pytest.raises(FleetFailed, match=r"sleep failed on w0: no memory saver\. The other workers sleep"):
             await fleet.pausing.sleep(fleet.workers, 2, "abort", by="me")
         assert fleet.states == ["ready", "paused"]
+
+
+async def test_weights_that_a_sleep_has_discarded_take_no_calls_before_an_update():
+    async with administered() as fleet:
+        await fleet.pausing.sleep(fleet.workers, 2, "abort", by="me")
+        assert fleet.states == ["paused", "paused"]
+        assert await fleet.pausing.wake_up(fleet.workers, [], by="me") == (True, {})
+        reason = "its weights were discarded by a sleep of level 2: update the fleet"
+        assert [(worker.state, worker.reason) for worker in fleet.workers] == [("quarantined", reason)] * 2
+        assert reason in str(await refusal(fleet.resume()))
+        await fleet.start()
+        await fleet.receive()
+        await fleet.finish("8")
+        assert fleet.states == ["ready", "ready"]
+
+
+@pytest.mark.parametrize("by_method", [False, True])
+async def test_an_update_between_the_weights_and_the_rest_ends_a_sleep_that_has_discarded_them(by_method):
+    async with administered() as fleet:
+        for worker in fleet.workers:
+            serve_http(worker, {"results": [None]})
+        await fleet.pausing.sleep(fleet.workers, 2, "keep", by="me")
+        assert not (await fleet.pausing.wake_up(fleet.workers, ["weights"], by="me")).awake
+        if by_method:
+            await fleet.methods.call(fleet.workers, {"method": "reload_weights"}, by="me")
+        else:
+            await fleet.start()
+            await fleet.receive()
+            await fleet.finish("8")
+        assert [(worker.state, worker.reason) for worker in fleet.workers] == [("paused", "it sleeps")] * 2
+        assert await fleet.pausing.wake_up(fleet.workers, ["kv_cache"], by="me") == (True, {})
+        assert fleet.states == ["ready", "ready"]
+
+
+async def test_frozen_calls_do_not_go_on_without_weights():
+    async with administered() as fleet:
+        with fleet.workers[0].serving():
+            await fleet.pausing.sleep(fleet.workers, 2, "keep", by="me")
+            woken = await fleet.pausing.wake_up(fleet.workers, [], by="me")
+        assert woken.asleep == {"w0": "its weights were discarded by a sleep of level 2: update the fleet"}
+        assert fleet.states == ["paused", "quarantined"]
+
+
+async def test_who_is_woken_up_behind_headraces_back_without_weights_takes_no_calls():
+    async with administered() as fleet:
+        await fleet.pausing.sleep(fleet.workers, 2, "abort", by="me")
+        for state in ("paused", "ready"):
+            fleet.rig.move(fleet.workers[0], state)
+        assert fleet.states == ["quarantined", "paused"]
+
+
+async def test_a_headrace_that_is_started_again_knows_whose_weights_a_sleep_has_discarded():
+    before, after = Standing("1"), Standing("1")
+    before.asleep = before.discarded = True
+    before.spoiled.add("model")
+    after.recall(before.note())
+    assert (after.asleep, after.discarded, after.spoiled, after.failed) == (True, True, {"model"}, "")
 
 
 # --- leases ------------------------------------------------------------------------------------------------------------------
