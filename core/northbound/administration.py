@@ -6,7 +6,7 @@ every worker has done it; anything else names each that hasn't. Where the fleet 
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
-from typing import Annotated, Any, cast, get_args
+from typing import Annotated, Any, Final, cast, get_args
 
 import msgspec
 from msgspec import Meta, Struct
@@ -21,6 +21,8 @@ from core.northbound.asking import demand_known, demand_no_body, read_body, who,
 from core.registry import Registry
 from core.routes import HTTPReply, HTTPRequest, Method, Routes
 
+#: What of a worker wakes up (vLLM 0.33).
+_TAGS: Final = ("weights", "kv_cache", "scheduling")
 _Name = Annotated[str, Meta(pattern=r"\S", max_length=1000)]
 
 
@@ -144,6 +146,8 @@ class _Handlers:
 
     async def wake_up(self, request: HTTPRequest) -> HTTPReply:
         tags = request.repeated.get("tags", [])
+        if (unknown := next((tag for tag in tags if tag not in _TAGS), None)) is not None:
+            raise BadRequest(f"tags: {unknown!r} is none; there are {', '.join(_TAGS)}", param="tags")
         woken = await self._administration.pausing.wake_up(self._workers(request), tags, by=who(request))
         asleep = {"asleep": woken.asleep} if woken.asleep else {}
         return HTTPReply.json({"status": "awake" if woken.awake else "sleeping", "tags": tags or None, **asleep})

@@ -111,6 +111,8 @@ async def test_an_abort_of_all_calls_needs_the_workers_http_server():
         ("/collective_rpc", "timeout=1", b'{"method":"m"}', "timeout"),
         ("/pause", "clear_cache=1", b"", "clear_cache"),
         ("/sleep", "level=3", b"", "level"),
+        ("/wake_up", "tags=weights&tags=foo", b"", "tags"),
+        ("/wake_up", "tags=", b"", "tags"),
         ("/reset_prefix_cache", "reset_external=yes", b"", "reset_external"),
         ("/init_weight_transfer_engine", "", b'{"init_info":[]}', "init_info"),
         ("/init_weight_transfer_engine", "", b'{"init_info":{"rank_offset":-1,"world_size":1}}', "init_info.rank_offset"),
@@ -129,6 +131,12 @@ async def test_what_is_wrong_is_refused_by_name_before_a_worker_hears_of_it(path
         browser = await ask(serve(fleet), "POST", path, body, query)
         assert (browser.status, browser.json["error"]["param"]) == (400, param)
         assert [engine.asked for engine in fleet.engines] == [[], []]
+
+
+async def test_a_refused_tag_is_told_with_those_that_there_are():
+    async with administered() as fleet:
+        refused = await ask(serve(fleet), "POST", "/wake_up", query="tags=weights,kv_cache")
+        assert refused.json["error"]["message"] == "tags: 'weights,kv_cache' is none; there are weights, kv_cache, scheduling"
 
 
 async def test_an_empty_object_is_as_good_as_no_body():
