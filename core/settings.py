@@ -1,10 +1,11 @@
 """`headrace.toml`: typed settings whose errors name the key, and the nearest known one."""
 
 import os
+import re
 import tomllib
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, TypeVar, Union, cast, get_args, get_origin
 from urllib.parse import urlsplit
 
 import msgspec
@@ -17,6 +18,8 @@ Role = Literal["aggregated", "prefill", "decode", "encode"]
 Seconds = Annotated[float, Meta(gt=0)]
 Count = Annotated[int, Meta(ge=1)]
 T = TypeVar("T", bound=Struct)
+#: A worker's id. `.` and `..` in a path mean another one.
+_ID: Final = re.compile(r'(?!\.{1,2}\Z)[!"$&-.0->@-~]+')
 
 
 class SettingsError(Exception):
@@ -30,7 +33,8 @@ class WorkerSettings(Struct, frozen=True, forbid_unknown_fields=True):
     grpc: str | None = None
     #: `http://host:port` of the HTTP server; it serves what gRPC can't carry.
     http: str | None = None
-    #: Shown everywhere; the address when it is not given.
+    #: Shown everywhere, and a part of paths (`/workers/<id>/pause`): printable ASCII without spaces, `/`, `?`, `#` and `%`. The address
+    #: when it is not given.
     id: str = ""
     role: Role = "aggregated"
     #: For the gRPC server, and for an HTTP server with `https`.
@@ -55,6 +59,8 @@ class WorkerSettings(Struct, frozen=True, forbid_unknown_fields=True):
             split_address(self.grpc)
         if self.http and not _is_url(self.http):
             raise ValueError(f"http: {self.http!r} is not a URL; write http://host:port")
+        if not _ID.fullmatch(self.name):
+            raise ValueError(f"id: {self.name!r} can't stand in a path; write printable ASCII without spaces, /, ?, # and %")
         if self.tls and not self.grpc and not str(self.http).startswith("https:"):
             raise ValueError(f"tls: http is {self.http!r}, without TLS; write https://")
         if (self.environment or self.output) and not self.command:
@@ -63,7 +69,7 @@ class WorkerSettings(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def name(self) -> str:
         """`id`, or else the first address."""
-        return self.id or self.grpc or str(self.http).partition("://")[2]
+        return self.id or self.grpc or str(self.http).partition("://")[2].rstrip("/")
 
 
 class ServerSettings(Struct, frozen=True, forbid_unknown_fields=True):

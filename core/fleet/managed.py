@@ -44,7 +44,7 @@ class Managed:
     def __init__(self, settings: WorkerSettings, ended: Callable[[], None]) -> None:
         self._settings = settings
         self._ended = ended
-        self.process = Process(output=settings.output or f"{settings.name.replace('/', '_')}.log")
+        self.process = Process(output=settings.output or f"{settings.name}.log")
 
     async def run(self) -> None:
         """Start the process, and start it again whenever it ends.

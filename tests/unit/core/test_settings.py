@@ -1,5 +1,7 @@
 """Settings: what is read, and how each error names its key and what would be right."""
 
+import re
+
 import pytest
 from msgspec import field
 
@@ -151,6 +153,26 @@ def test_an_error_in_the_quick_form_says_what_to_write(text, expected):
     with pytest.raises(SettingsError) as raised:
         parse_workers(text)
     assert str(raised.value) == expected
+
+
+@pytest.mark.parametrize("id_", ["a/b", "a?", "a#b", "a%2Fb", "a b", "a\n", "\x7f", "ä", ".", ".."])
+def test_an_id_that_can_not_stand_in_a_path_is_refused(id_):
+    with pytest.raises(ValueError, match=f"^id: {re.escape(repr(id_))} can't stand in a path; write printable ASCII without"):
+        WorkerSettings(grpc="a:1", id=id_)
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"grpc": "[::1]:50051"}, "[::1]:50051"),
+        ({"grpc": "10.0.0.1:50051"}, "10.0.0.1:50051"),
+        ({"http": "http://[::1]:8000/"}, "[::1]:8000"),
+        ({"http": "https://my-host.example:8000"}, "my-host.example:8000"),
+        ({"grpc": "a:1", "id": "rack-1.node_2@east,x=y"}, "rack-1.node_2@east,x=y"),
+    ],
+)
+def test_ids_that_are_made_from_addresses_can_stand_in_a_path(settings, name):
+    assert WorkerSettings(**settings).name == name
 
 
 def test_the_environment_names_the_file_and_replaces_its_workers(tmp_path, monkeypatch):
