@@ -17,7 +17,7 @@ from core.fleet.cohort import Cohort
 from core.fleet.control import PauseMode
 from core.fleet.methods import REPLACING
 from core.fleet.worker import Worker
-from core.northbound.asking import demand_known, demand_no_body, read_body, who, whom
+from core.northbound.asking import demand_known, demand_no_body, demand_printable, read_body, who, whom
 from core.registry import Registry
 from core.routes import HTTPReply, HTTPRequest, Method, Routes
 
@@ -89,10 +89,12 @@ class _Route(Struct, frozen=True):
     path: str
     handler: Callable[[HTTPRequest], Awaitable[HTTPReply]]
     query: tuple[str, ...] = ()
+    #: What may be in the query several times.
+    lists: tuple[str, ...] = ()
     body: bool = False
 
     async def answer(self, request: HTTPRequest) -> HTTPReply:
-        demand_known(request, ("model", *self.query))
+        demand_known(request, ("model", *self.query, *self.lists), lists=self.lists)
         if not self.body:
             demand_no_body(request)
         return await self.handler(request)
@@ -109,7 +111,7 @@ class _Handlers:
             _Route("POST", "/resume", self.resume),
             _Route("GET", "/is_paused", self.is_paused),
             _Route("POST", "/sleep", self.sleep, ("level", "mode")),
-            _Route("POST", "/wake_up", self.wake_up, ("tags",)),
+            _Route("POST", "/wake_up", self.wake_up, lists=("tags",)),
             _Route("GET", "/is_sleeping", self.is_sleeping),
             _Route("POST", "/reset_prefix_cache", self.reset_prefix_cache, ("reset_running_requests", "reset_external")),
             _Route("POST", "/init_weight_transfer_engine", self.init_weight_transfer_engine, body=True),
@@ -196,11 +198,13 @@ class _Handlers:
 
     async def finish_weight_update(self, request: HTTPRequest) -> HTTPReply:
         version = read_body(request, FinishBody).weight_version if request.body.strip() else None
+        demand_printable("weight_version", version)
         await self._administration.updating.finish(self._workers(request), version, by=who(request), alone="id" in request.parameters)
         return HTTPReply.json({"message": "Weight update finished"})
 
     async def update_weight_version(self, request: HTTPRequest) -> HTTPReply:
         version = read_body(request, LabelBody).new_version
+        demand_printable("new_version", version)
         await self._administration.updating.label(self._workers(request), version, by=who(request))
         return HTTPReply.json({"success": True, "new_version": version})
 

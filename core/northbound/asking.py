@@ -1,7 +1,8 @@
 """What the administration's routes have in common: who asks, for whom, and for what."""
 
+import re
 from collections.abc import Awaitable, Callable, Collection
-from typing import TypeVar
+from typing import Final, TypeVar
 from urllib.parse import unquote
 
 import msgspec
@@ -15,6 +16,9 @@ from core.refusals import refusing
 from core.routes import HTTPReply, HTTPRequest
 
 T = TypeVar("T", bound=Struct)
+
+#: What would break, or repaint, a line of a log or a terminal.
+_CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def who(request: HTTPRequest) -> str:
@@ -36,11 +40,16 @@ def whom(administration: Administration, request: HTTPRequest, *, update: bool =
     )
 
 
-def demand_known(request: HTTPRequest, known: Collection[str]) -> None:
-    """Refuse a query with other keys than these, which would be dropped without a word. Raises: `BadRequest`."""
+def demand_known(request: HTTPRequest, known: Collection[str], *, lists: Collection[str] = ()) -> None:
+    """Refuse a query with other keys than these, or with one of them twice unless it is one of `lists`: they would be dropped without a
+    word. Raises: `BadRequest`.
+    """
     if unknown := sorted(request.query.keys() - set(known)):
         text = f"known in the query of {request.path} are {', '.join(sorted(known))}" if known else f"{request.path} takes no query"
         raise BadRequest(f"{unknown[0]}: there is no such key here; {text}", param=unknown[0])
+    for key, values in request.repeated.items():
+        if len(values) > 1 and key not in lists:
+            raise BadRequest(f"{key}: it is {len(values)} times in the query of {request.path}; send it once", param=key)
 
 
 def without_query(handler: Callable[[HTTPRequest], Awaitable[HTTPReply]]) -> Callable[[HTTPRequest], Awaitable[HTTPReply]]:
@@ -51,6 +60,12 @@ def without_query(handler: Callable[[HTTPRequest], Awaitable[HTTPReply]]) -> Cal
         return await handler(request)
 
     return answer
+
+
+def demand_printable(key: str, version: str | None) -> None:
+    """Refuse a version that can't be shown on a line as it is. Raises: `BadRequest`."""
+    if version and _CONTROL.search(version):
+        raise BadRequest(f"{key}: it must not have control characters", param=key)
 
 
 def demand_no_body(request: HTTPRequest) -> None:

@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from core.errors import BadRequest
 from core.fleet.administration import Administration
 from core.fleet.progress import UpdateRequest
-from core.northbound.asking import who, without_query
+from core.northbound.asking import demand_printable, who, without_query
 from core.refusals import refusing
 from core.routes import HTTPReply, HTTPRequest, Routes
 
@@ -72,4 +72,5 @@ def _read(request: HTTPRequest) -> tuple[Posted, Mapping[str, Any]]:
     with refusing("", Posted):
         body = msgspec.json.decode(request.body, type=dict[str, Any])
         posted = msgspec.convert(body, Posted)
+    demand_printable("version", posted.version)
     return posted, {key: value for key, value in body.items() if key not in Posted.__struct_fields__}

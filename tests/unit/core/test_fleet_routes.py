@@ -101,6 +101,16 @@ async def test_what_is_wrong_is_refused_before_a_worker_hears_of_it(path, body, 
         assert [engine.asked for engine in fleet.engines] == [[], []]
 
 
+@pytest.mark.parametrize("version", ["7\\n8", "\\u001b[2J7", "7\\u007f", "7\\u0085", "\\u2028"])
+async def test_a_version_that_would_break_the_lines_of_a_log_is_refused(version):
+    async with administered(transports=[Courier()]) as fleet:
+        body = f'{{"version":"{version}x","transport":"courier"}}'.encode()
+        browser = await ask(serve(fleet), "POST", "/fleet/updates", body)
+        assert (browser.status, browser.json["error"]["param"]) == (400, "version")
+        assert browser.json["error"]["message"] == "version: it must not have control characters"
+        assert fleet.administration.updates.describe_all() == []
+
+
 @pytest.mark.parametrize(
     ("method", "path"),
     [
