@@ -4,15 +4,16 @@ They are placed, counted, settled and cancelled like any call; only lowering and
 """
 
 from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from http import HTTPStatus
 from typing import Final, Literal, Protocol
 
 import msgspec
+import trio
 from msgspec import Raw
 
 from core.call import Call, Outcome, SamplingParams
-from core.errors import CallError
+from core.errors import CallError, WorkerLost
 from core.hookspecs import Choice
 from core.northbound.answering import answering, reply_headers, send_error
 from core.northbound.body import RANK_HEADER, call_id, rank_of
@@ -29,6 +30,9 @@ _READ: Final = frozenset({"model", "stream", "cache_salt", "request_id"})
 _TRUE: Final = Raw(b"true")
 #: Empty lines at the end of an event.
 _EVENT_ENDS: Final = (b"\n\n", b"\r\n\r\n", b"\r\r")
+#: The last event of a stream, and the seconds within which the worker ends its answer behind it.
+_DONE: Final = b"data: [DONE]\n\n"
+_END: Final = 1.0
 
 _members = msgspec.json.Decoder(dict[str, Raw])
 _text = msgspec.json.Decoder(str | None)
@@ -167,8 +171,13 @@ class _Reply:
         while data := await self._answer.receive():
             if reader:
                 reader.see(data)
-            self._end = (self._end + data)[-4:]
-            await self._client.send({"type": "http.response.body", "body": data, "more_body": True})
+            self._end = (self._end + data)[-len(_DONE) :]
+            done = self._answer.is_events and self._end == _DONE
+            await self._client.send({"type": "http.response.body", "body": data, "more_body": not done})
+            if done:  # openai's clients leave here, and have got all of it; a connection that was read to its end is used again
+                with trio.move_on_after(_END), suppress(WorkerLost):
+                    await self._answer.receive()
+                return
         await self._client.send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def break_off(self, error: CallError) -> None:

@@ -552,6 +552,20 @@ async def test_a_client_that_goes_cancels_its_call_on_the_worker(script):
     assert (rig.outcome.kind, rig.outcome.status, rig.in_flight) == ("client-gone", 499, [0])
 
 
+async def test_a_client_that_leaves_with_the_last_event_has_got_all_of_it():
+    notes = Notes()
+    upstream = Upstream([chunked(EVENTS), chunk(b"data: 1\n\n"), chunk(b"data: [DONE]\n\n"), GONE])
+    browser = Asking()
+    async with relaying(upstream, reader=notes) as rig, trio.open_nursery() as nursery:
+        nursery.start_soon(browser.ask, rig)
+        with trio.fail_after(5):
+            while not browser.raw.endswith(b"data: [DONE]\n\n"):
+                await trio.lowlevel.checkpoint()
+            assert browser.complete
+            browser.gone.set()
+    assert (rig.outcome.kind, rig.outcome.status, rig.outcome.output_tokens, rig.in_flight) == ("ok", 200, 23, [0])
+
+
 async def test_the_worker_is_released_though_the_client_does_not_take_what_was_sent():
     upstream = Upstream(AFTER)
     browser = Asking()
