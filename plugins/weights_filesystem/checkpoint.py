@@ -13,6 +13,8 @@ from core import BadRequest, CallError, NotFound
 
 #: Seconds between two looks for a marker.
 _LOOK: Final = 0.2
+#: In bytes: Linux opens no longer one, and to follow each part of it takes a look at the file system.
+_LONGEST_PATH: Final = 4096
 _INDEX: Final = "model.safetensors.index.json"
 #: In bytes; safetensors itself reads no longer one.
 _LONGEST_HEADER: Final = 100_000_000
@@ -30,6 +32,8 @@ class Checkpoints:
 
     def demand_plain(self, path: str) -> None:
         """Refuse a path that not everybody would understand alike, without a look. Raises: `BadRequest`."""
+        if (length := len(path.encode())) > _LONGEST_PATH:
+            raise BadRequest(f"path: {path[:60]!r}… has {length} bytes; {_LONGEST_PATH} are allowed", param="path")
         if not path.startswith("/") or not path.isprintable() or ".." in Path(path).parts:
             raise BadRequest(f"path: {path!r} must be absolute, without '..' and without control characters", param="path")
 

@@ -216,6 +216,13 @@ def test_what_is_wrong_is_refused_by_name(options: dict[str, Any], param: str | 
     assert refused.value.param == param
 
 
+def test_a_path_that_no_file_system_takes_is_refused_and_not_echoed():
+    with pytest.raises(BadRequest, match=r"^path: '[/ä]{60}'… has 4097 bytes; 4096 are allowed$") as refused:
+        transport().parse({"path": "/" + "ä" * 2048})
+    assert refused.value.param == "path"
+    assert transport().parse({"path": "/a" * 2048})
+
+
 def test_a_worker_that_comes_late_can_be_brought_up_to_date():
     assert transport().repeatable
 
