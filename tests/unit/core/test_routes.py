@@ -60,6 +60,11 @@ async def test_an_unknown_route_is_a_404_in_vllms_words(routes):
     assert browser.json == {"error": {"message": "there is no route GET /nope", "type": "NotFoundError", "param": None, "code": 404}}
 
 
+async def test_a_path_that_is_not_served_is_shown_as_it_was_asked(routes):
+    browser = await ask(routes, "POST", "//x/y")
+    assert (browser.status, browser.json["error"]["message"]) == (404, "there is no route POST //x/y")
+
+
 async def test_another_method_is_a_405(routes):
     routes.add("POST", "/x", lambda _: None)
     browser = await ask(routes, "DELETE", "/x")
