@@ -7,6 +7,7 @@ from http import HTTPStatus
 from time import perf_counter
 from typing import Any, Final
 
+import msgspec
 import structlog
 from msgspec.structs import replace
 
@@ -35,6 +36,8 @@ _Begin = Callable[[Call, Mapping[Worker, str]], Awaitable[Call]]
 #: A list in an error's text: workers quote the tokens that they refuse, and those are not for the log.
 _LIST: Final = re.compile(r"\[[^\]]*\]?")
 
+#: Objects of the body that belong to nobody alone: each plugin takes its members.
+_SHARED: Final = ("extra_body", "nvext")
 #: The scope of a call that is one request.
 _ONE: Final = nullcontext()
 
@@ -232,8 +235,8 @@ class Path:
         self._registry.call("receive_call", call=call)
         await self._registry.prepare_call(call)
         if not call.relayed:
-            for key in call.unclaimed:
-                raise _unknown(key, key, BODY_KEYS)
+            for key, raw in call.unclaimed.items():
+                raise _unknown_member(key, raw) or _unknown(key, key, BODY_KEYS)
             for key in call.unclaimed_sampling:
                 raise _unknown(f"sampling_params.{key}", key, SamplingParams.__struct_fields__)
         call.identity = Identity(namespace=call.cache_salt, adapter=call.adapter)
@@ -318,6 +321,18 @@ def _count(outcome: Outcome, reply: GenerateReply) -> None:
 def _unknown(path: str, key: str, known: Sequence[str]) -> BadRequest:
     path = shorten(path, 200)
     return BadRequest(f"{path}: there is no such key here; {nearest(key, list(known))}", param=path)
+
+
+def _unknown_member(key: str, raw: msgspec.Raw) -> BadRequest | None:
+    """Of an object whose members plugins take one by one, the first that none has taken."""
+    if key not in _SHARED:
+        return None
+    try:
+        member = next(iter(msgspec.json.decode(raw, type=dict[str, msgspec.Raw])), None)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    path = shorten(f"{key}.{member}", 200)
+    return BadRequest(f"{path}: there is no such key here; no plugin takes it", param=path) if member else None
 
 
 def _summary(outcome: Outcome) -> dict[str, Any]:

@@ -95,6 +95,14 @@ async def test_an_unknown_key_of_the_body_with_a_dot_in_it_is_still_one_key_of_t
     assert "'model'" in browser.json["error"]["message"]
 
 
+@pytest.mark.parametrize(("value", "named"), [({"x": 1, "y": 2}, "extra_body.x"), ({}, "extra_body"), ([1], "extra_body")])
+async def test_of_an_object_that_plugins_share_the_member_is_named_that_none_has_taken(value, named):
+    rig = Rig(make_worker("a", ScriptedLane([output(7, finish="stop")])))
+    error = (await Browser(body(extra_body=value)).ask(rig)).json["error"]
+    assert (error["code"], error["param"]) == (400, named)
+    assert error["message"].startswith(f"{named}: there is no such key here; ")
+
+
 async def test_a_key_that_a_plugin_pops_is_honoured():
     class Claims:
         @hookimpl
