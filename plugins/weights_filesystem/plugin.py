@@ -71,7 +71,7 @@ class FilesystemTransport:
 
     def parse(self, options: Mapping[str, Any]) -> Written:
         """See `core.WeightTransport`."""
-        with refusing(""):
+        with refusing("", Written):
             written = msgspec.convert(options, Written)
         self._checkpoints.demand_plain(written.path)
         return written

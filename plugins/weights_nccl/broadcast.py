@@ -35,7 +35,7 @@ class BroadcastTransport:
 
     def parse(self, options: Mapping[str, Any]) -> Meeting:
         """See `core.WeightTransport`."""
-        with refusing(""):
+        with refusing("", Meeting):
             return msgspec.convert(options, Meeting)
 
     async def prepare(self, update: WeightUpdate) -> None:

@@ -30,7 +30,7 @@ class NativeTransport:
 
     def parse(self, options: Mapping[str, Any]) -> Sequence[Info]:
         """See `core.WeightTransport`."""
-        with refusing(""):
+        with refusing("", Sending):
             sending = msgspec.convert(options, Sending)
         if (sending.update_info is None) == (sending.chunks is None):
             raise BadRequest("update_info: send it, or several of them as chunks", param="update_info")

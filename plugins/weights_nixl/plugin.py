@@ -69,7 +69,7 @@ class NixlTransport:
 
     def parse(self, options: Mapping[str, Any]) -> Offer:
         """See `core.WeightTransport`."""
-        with refusing(""):
+        with refusing("", Offer):
             offer = msgspec.convert(options, Offer)
         seen: set[str] = set()
         for name, *_ in offer.tensors:

@@ -207,13 +207,26 @@ async def test_what_a_load_that_broke_off_has_left_is_cleared_away_before_the_ne
         ({"path": "/weights/\n7"}, "path"),
         ({"path": ""}, "path"),
         ({"path": "/weights", "method": "load"}, "method"),
-        ({"path": "/weights", "weight_dir": "/weights"}, None),
+        ({"path": "/weights", "weight_dir": "/weights"}, "weight_dir"),
     ],
 )
 def test_what_is_wrong_is_refused_by_name(options: dict[str, Any], param: str | None):
     with pytest.raises(BadRequest) as refused:
         transport().parse(options)
     assert refused.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pathh": "/w"}, "pathh: there is no such key here; did you mean 'path'?"),
+        ({"path": "/w", "method": "nope"}, "method: 'nope' is none; there are 'reload_weights', 'update_weights_from_path'"),
+    ],
+)
+def test_what_is_allowed_is_told(options: dict[str, Any], message: str):
+    with pytest.raises(BadRequest) as refused:
+        transport().parse(options)
+    assert refused.value.message == message
 
 
 def test_a_path_that_no_file_system_takes_is_refused_and_not_echoed():

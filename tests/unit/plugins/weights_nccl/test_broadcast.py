@@ -116,7 +116,7 @@ async def test_who_is_awaited_is_told(autojump_clock):
         ({"number": 0}, "number"),
         ({"stall": 0}, "stall"),
         ({"timeout": -1}, "timeout"),
-        ({"path": "/weights"}, None),
+        ({"path": "/weights"}, "path"),
     ],
 )
 def test_what_is_wrong_is_refused_by_name(change: dict[str, Any], param: str | None):

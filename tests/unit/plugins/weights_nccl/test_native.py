@@ -116,7 +116,7 @@ async def test_who_fails_in_the_middle_is_quarantined_and_its_rest_cleared_away_
         ({"update_info": "all"}, "update_info"),
         ({"chunks": []}, "chunks"),
         ({"chunks": [7]}, "chunks[0]"),
-        ({"update_info": UPDATE, "packed": True}, None),
+        ({"update_info": UPDATE, "packed": True}, "packed"),
     ],
 )
 def test_what_is_wrong_is_refused_by_name(options: dict[str, Any], param: str | None):

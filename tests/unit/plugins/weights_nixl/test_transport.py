@@ -57,7 +57,7 @@ async def test_a_worker_without_the_extension_is_named_and_the_other_one_goes_on
         ({"tensors": [["w", "float32", [2], "4096", 0]]}, "tensors[0][3]"),
         ({"tensors": [["w", "float32", [2], 4096]]}, "tensors[0]"),
         ({"tensors": [["w", "float32", [2], 4096, 0]] * 2}, "tensors"),
-        ({"path": "/weights"}, None),
+        ({"path": "/weights"}, "path"),
     ],
 )
 def test_what_is_no_offer_is_refused_by_name(change: dict[str, Any], param: str | None):
