@@ -224,10 +224,13 @@ class Administration:
         ]
 
     async def give_up(self, id_: str, *, by: str) -> dict[str, Any]:
-        """End a weight update, whoever drives it, and say how it is. Raises: `NotFound`."""
+        """End a weight update, whoever drives it, and say how it is. Raises: `NotFound`; `CallError` (409) when it is over."""
+        shown = self.updates.describe(id_)
+        if shown["status"] != "running":
+            text = f"update {id_}: it is over, and has {shown['status']}{': ' if shown['error'] else ''}{shown['error'] or ''}"
+            raise CallError(HTTPStatus.CONFLICT, text)
         if update := self.trainers.get(id_):
-            if not update.done:
-                await self.updating.give_up(update, by=by)
+            await self.updating.give_up(update, by=by)
         else:
             self.updates.get(id_).give_up(by)
         return self.updates.describe(id_)

@@ -57,7 +57,9 @@ def add_update_routes(routes: Routes, administration: Administration) -> None:
         return HTTPReply.json(administration.updates.describe(request.parameters["id"]))
 
     async def give_up(request: HTTPRequest) -> HTTPReply:
-        """202: the update ends, and whom it has paused goes on; workers in the middle of getting their weights are quarantined."""
+        """202: the update ends, and whom it has paused goes on; workers in the middle of getting their weights are quarantined. 409 when
+        it is over.
+        """
         return HTTPReply.json(await administration.give_up(request.parameters["id"], by=who(request)), 202)
 
     routes.add("DELETE", "/fleet/updates/<id>", without_query(give_up))

@@ -64,6 +64,14 @@ async def test_an_update_is_given_up():
         assert (await ask(routes, "DELETE", "/fleet/updates/x")).status == 404
 
 
+async def test_an_update_that_is_over_is_not_given_up():
+    async with administered(transports=[Courier()]) as fleet:
+        routes = serve(fleet)
+        id_ = (await ask(routes, "POST", "/fleet/updates", b'{"version":"7","transport":"courier","wait":true}')).json["id"]
+        browser = await ask(routes, "DELETE", f"/fleet/updates/{id_}")
+        assert (browser.status, browser.json["error"]["message"]) == (409, f"update {id_}: it is over, and has succeeded")
+
+
 async def test_an_update_may_be_for_a_cohort():
     async with administered(1, 1, 1, transports=[Courier()]) as fleet:
         routes = serve(fleet)

@@ -290,7 +290,9 @@ async def test_an_update_by_steps_is_given_up_between_two_of_them():
         browser = await ask(routes, "DELETE", f"/fleet/updates/{one['id']}")
         assert (browser.status, browser.json["status"]) == (202, "failed")
         assert [(worker.state, worker.reason) for worker in fleet.workers] == [("quarantined", "given up by 127.0.0.1")] * 2
-        assert (await ask(routes, "DELETE", f"/fleet/updates/{one['id']}")).status == 202  # it is over
+        browser = await ask(routes, "DELETE", f"/fleet/updates/{one['id']}")
+        over = f"update {one['id']}: it is over, and has failed: w0: given up by 127.0.0.1; w1: given up by 127.0.0.1"
+        assert (browser.status, browser.json["error"]["message"]) == (409, over)
         with pytest.raises(CallError, match=r"has ended: given up by 127\.0\.0\.1"):
             await by(fleet, "trainer", "finish")
         await fleet.update("9")
