@@ -45,7 +45,11 @@ def pid_of(proxy: RunningProxy, name: str) -> int:
 
 
 def is_there(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
+    """Whether it runs; one that nobody has reaped doesn't."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def slow(tokens: int) -> dict:
@@ -60,6 +64,17 @@ def test_a_worker_whose_process_dies_comes_back_as_another_process(proxy):
     process = next(worker["process"] for worker in proxy.fleet() if worker["id"] == "a")
     assert process["pid"] != before
     assert (process["starts"], process["status"]) == (2, 128 + signal.SIGKILL)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
+def test_a_worker_whose_keeper_is_killed_leaves_its_port_to_the_next(proxy):
+    before = pid_of(proxy, "a")
+    keeper = next(int(line.split()[1]) for line in Path(f"/proc/{before}/status").read_text().splitlines() if line.startswith("PPid:"))
+    os.kill(keeper, signal.SIGKILL)
+    wait_for(lambda: not is_there(before), 30)
+    wait_for(lambda: pid_of(proxy, "a") not in {before, None} and proxy.states()["a"] == "ready", 60)
+    process = next(worker["process"] for worker in proxy.fleet() if worker["id"] == "a")
+    assert process["starts"] == 2, "the next one had the port at once"
 
 
 def test_its_calls_are_answered_by_another_worker(proxy):

@@ -124,6 +124,19 @@ async def test_a_process_ends_when_headrace_has_vanished(tmp_path: Path):
         assert await trio.to_thread.run_sync(kept.wait, 30) == 128 + signal.SIGTERM
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
+async def test_a_process_is_killed_when_its_keeper_is(tmp_path: Path):
+    kept = start_keeper(tmp_path / "log")
+    assert kept.stdin
+    assert kept.stdout
+    with kept.stdin, kept.stdout:
+        pid = int(kept.stdout.readline())
+        await has_said(str(tmp_path / "log"), "here")
+        kept.kill()
+        await is_gone(pid)
+        assert kept.wait(30) == -signal.SIGKILL
+
+
 def test_a_keeper_does_not_listen_to_the_terminal(settings):
     """It is in a session of its own, so that Ctrl-C ends headrace first, and the engine after the calls."""
 
