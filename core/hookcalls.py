@@ -19,6 +19,7 @@ def is_end(error: BaseException) -> bool:
     """Whether a hook that raises this only passes on that its task or headrace ends: no plugin is to blame for it.
 
     `SystemExit` is none: a plugin that raises it (`argparse` does, for what it can't parse) has failed, and ends nothing but its call.
+    `GeneratorExit` is one, since it can't be told from that of a coroutine or generator that is closed while it waits in the hook.
     """
     if isinstance(error, BaseExceptionGroup):
         return cast("BaseExceptionGroup[BaseException]", error).subgroup(_ENDS) is not None
