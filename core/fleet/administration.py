@@ -173,8 +173,7 @@ class Administration:
 
         async def work(operation: Operation) -> list[T]:
             answers = await operation.ask(workers, question, deadline=self._settings.deadline)
-            if answers.failures:
-                raise FleetFailed(name, answers.failures, "The other workers did it")
+            answers.demand_all(name, "The other workers did it")
             return list(answers.good.values())
 
         return await self._operations.do(name, workers, work, by=by, same=same)

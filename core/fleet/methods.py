@@ -58,8 +58,7 @@ class Methods:
             called = await operation.ask(workers, call, deadline=self._timeout, setting="update_timeout")
             for worker in called.good if version is not None else ():
                 worker.policy_version = version
-            if called.failures:
-                raise FleetFailed(operation.name, called.failures, "The other workers did it")
+            called.demand_all(operation.name, "The other workers did it")
             return in_rank_order(called)
 
         async def replace(operation: Operation) -> list[Any]:

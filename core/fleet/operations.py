@@ -53,6 +53,11 @@ class Answers(Generic[T]):
         """Nobody did it, and everybody says that the request is the reason: nothing has changed anywhere."""
         return not self.good and len(self.refusals) == len(self.failures)
 
+    def demand_all(self, operation: str, others: str) -> None:
+        """`others` says what has become of those that haven't failed, if there are any. Raises: `FleetFailed`."""
+        if self.failures:
+            raise FleetFailed(operation, self.failures, others if self.good else "")
+
 
 def told(failures: "Mapping[Worker, ControlFailed]") -> str:
     """Each worker with its error."""

@@ -221,8 +221,7 @@ class Pausing:
                 standing = self._standings.of(worker)
                 standing.paused, standing.waits, standing.left_frozen = "", False, False
                 self._standings.show(worker, running=True)
-            if resumed.failures:
-                raise FleetFailed(operation.name, resumed.failures, "The other workers were resumed")
+            resumed.demand_all(operation.name, "The other workers were resumed")
 
         self.end_waiting(workers, f"{by} has asked for a resume")
         await self._operations.do("resume", workers, work, by=by)
@@ -248,8 +247,7 @@ class Pausing:
                 self._standings.sleep(worker, False)
             for worker in slept.good if level >= 2 else ():
                 self._standings.discard(worker)
-            if slept.failures:
-                raise FleetFailed(operation.name, slept.failures, "The other workers sleep")
+            slept.demand_all(operation.name, "The other workers sleep")
 
         await self._operations.do("sleep", workers, work, by=by, same=f"{level} {mode}")
 
@@ -282,7 +280,7 @@ class Pausing:
             if not all(paused.good.values()):  # it is a resume, too
                 self._standings.let_go_of(workers)
             if failures := {**woken.failures, **paused.failures}:
-                raise FleetFailed(operation.name, failures, "The other workers were woken up")
+                raise FleetFailed(operation.name, failures, "The other workers were woken up" if paused.good else "")
             others = {worker: self._standings.of(worker) for worker in workers if worker not in asked}
             asleep = {worker.id: standing.failed or DISCARDED for worker, standing in others.items() if standing.asleep}
             if asleep:

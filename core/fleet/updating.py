@@ -12,7 +12,7 @@ from core.fleet.control import ControlFailed, WorkerControl
 from core.fleet.joining import Joining
 from core.fleet.journal import Journal
 from core.fleet.judging import judge
-from core.fleet.operations import FleetFailed, Operation, Operations, digest
+from core.fleet.operations import Operation, Operations, digest
 from core.fleet.pausing import Pausing
 from core.fleet.standings import Standings
 from core.fleet.trainer_updates import STEPS, TrainerUpdate, TrainerUpdates
@@ -156,8 +156,7 @@ class Updating:
             for worker in labelled.good:
                 worker.policy_version = version
             self._standings.current.relabel(labelled.good, version)
-            if labelled.failures:
-                raise FleetFailed(operation.name, labelled.failures, "The other workers have the new label")
+            labelled.demand_all(operation.name, "The other workers have the new label")
 
         await self._operations.do("update_weight_version", workers, work, by=by, same=digest([version, by]))
 

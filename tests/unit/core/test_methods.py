@@ -20,6 +20,17 @@ async def test_results_come_in_the_order_of_the_ranks():
         assert fleet.states == ["ready", "ready"]
 
 
+@pytest.mark.parametrize(("good", "others"), [([], ""), (["w1"], " The other workers did it")])
+async def test_what_the_others_did_is_told_only_where_there_are_others(good, others):
+    async with administered(1, *(1 for _ in good)) as fleet:
+        serve_http(fleet.workers[0], lambda _: httpx.Response(404, json={"error": "no such method"}))
+        for worker in fleet.workers[1:]:
+            serve_http(worker, {"results": [None]})
+        with pytest.raises(FleetFailed) as failed:
+            await fleet.methods.call(fleet.workers, {"method": "nope"}, by="me")
+        assert failed.value.message == f"collective_rpc nope failed on w0: no such method.{others}"
+
+
 async def test_a_method_that_replaces_the_weights_is_an_update():
     async with administered() as fleet:
         serve_http(fleet.workers[0], {"results": [None]})
