@@ -49,7 +49,7 @@ class RunningProxy:
 
     def fleet(self) -> list[dict[str, Any]]:
         """The workers, as `GET /fleet` shows them."""
-        with urllib.request.urlopen(f"{self.url}/fleet", timeout=10) as reply:
+        with urllib.request.urlopen(f"{self.url}/fleet", timeout=60) as reply:
             return json.load(reply)["workers"]
 
     def in_flight(self) -> int:

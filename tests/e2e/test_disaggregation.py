@@ -9,13 +9,14 @@ import struct
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
 from typing import Any
 
 import httpx
 import pytest
 
 from tests import workers
-from tests.e2e.replies import Said, ask, body
+from tests.e2e.replies import PATH, Said, ask, body
 from tests.proxy import RunningProxy, headrace, wait_for
 from tests.workers import RunningWorker
 
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.real
 #: Seconds that vLLM keeps a prefill's blocks for nobody. What must not wait for that has half of it.
 LEASE = 60
 SOON = 30
+_MEETING = 120
 #: More than one block (128 tokens on a CPU), and a part of one.
 PROMPT = [(7 * place) % 250 + 1 for place in range(300)]
 #: Takes the engine a second or more.
@@ -41,7 +43,14 @@ def pair() -> Iterator[Pair]:
         workers.handing_engine(lease=LEASE) as decode,
         headrace(prefill, decode, roles=("prefill", "decode")) as proxy,
     ):
+        wait_for(lambda: _have_met(proxy), _MEETING)
         yield proxy, prefill, decode
+
+
+def _have_met(proxy: RunningProxy) -> bool:
+    """Whether the engines have shaken hands: with the first hand-over, for which vLLM gives them 5 s, too few on a busy machine."""
+    sent = call(PROMPT, 1, "met")
+    return httpx.post(f"{proxy.url}{PATH}", json=sent, timeout=300, trust_env=False).status_code == HTTPStatus.OK
 
 
 def fetched(decode: RunningWorker) -> float:
