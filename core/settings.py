@@ -34,7 +34,7 @@ class WorkerSettings(Struct, frozen=True, forbid_unknown_fields=True):
     #: `http://host:port` of the HTTP server; it serves what gRPC can't carry.
     http: str | None = None
     #: Shown everywhere, and a part of paths (`/workers/<id>/pause`): printable ASCII without spaces, `/`, `?`, `#` and `%`. The address
-    #: when it is not given.
+    #: when it is not given, with a `-` for each `/` of an URL's path.
     id: str = ""
     role: Role = "aggregated"
     #: For the gRPC server, and for an HTTP server with `https`.
@@ -69,7 +69,7 @@ class WorkerSettings(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def name(self) -> str:
         """`id`, or else the first address."""
-        return self.id or self.grpc or str(self.http).partition("://")[2].rstrip("/")
+        return self.id or self.grpc or str(self.http).partition("://")[2].rstrip("/").replace("/", "-")
 
 
 class ServerSettings(Struct, frozen=True, forbid_unknown_fields=True):

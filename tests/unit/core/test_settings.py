@@ -167,6 +167,7 @@ def test_an_id_that_can_not_stand_in_a_path_is_refused(id_):
         ({"grpc": "[::1]:50051"}, "[::1]:50051"),
         ({"grpc": "10.0.0.1:50051"}, "10.0.0.1:50051"),
         ({"http": "http://[::1]:8000/"}, "[::1]:8000"),
+        ({"http": "http://10.0.0.5:8000/engines/a/"}, "10.0.0.5:8000-engines-a"),
         ({"http": "https://my-host.example:8000"}, "my-host.example:8000"),
         ({"grpc": "a:1", "id": "rack-1.node_2@east,x=y"}, "rack-1.node_2@east,x=y"),
     ],
